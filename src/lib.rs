@@ -1,1 +1,6 @@
-//! x
+//! Offline converter for Spark-X2.5 checkpoints (`Spark2_5ForCausalLM`).
+
+pub mod error;
+mod simd;
+pub mod spark;
+pub mod tensor;
