@@ -580,7 +580,7 @@ fn whole(value: &Value) -> Option<u64> {
             clippy::cast_sign_loss,
             reason = "range and fraction are checked"
         )]
-        (float >= 0.0 && float <= 9_007_199_254_740_992.0 && float.fract() == 0.0).then_some(float as u64)
+        ((0.0..=9_007_199_254_740_992.0).contains(&float) && float.fract() == 0.0).then_some(float as u64)
     })
 }
 
