@@ -2,6 +2,8 @@
 
 pub mod checkpoint;
 pub mod error;
+pub mod formats;
+pub mod plan;
 pub mod quant;
 mod simd;
 pub mod spark;
