@@ -1,0 +1,3 @@
+//! The command line of each task, one module a task.
+
+pub(crate) mod fixtures;
