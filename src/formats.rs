@@ -90,7 +90,7 @@ pub trait Format: Send + Sync {
 }
 
 /// Turns the rows of one module into the bytes of its output tensors.
-pub trait Encoder {
+pub trait Encoder: Send {
     /// Encodes the next rows and appends the bytes of the first output tensor to `bytes`. The error
     /// sums are of the decoded bytes against the source.
     ///
@@ -128,7 +128,8 @@ impl Packed<'_> {
         }
     }
 
-    /// Squared error of a row against its source; `None` when no valid encoder can have made it.
+    /// Squared error of a row against its source, whose largest absolute value is `amax`; `None` when
+    /// it is more than any encoder of this format can have left.
     pub fn row_error(&self, row: usize, source: &[f32], amax: f32) -> Option<ErrorSums> {
         match self {
             Self::Int8(matrix) => {

@@ -1,10 +1,15 @@
 //! Offline converter for Spark-X2.5 checkpoints (`Spark2_5ForCausalLM`).
 
+pub mod artifact;
 pub mod checkpoint;
+pub mod convert;
 pub mod error;
 pub mod formats;
+pub mod interrupt;
 pub mod plan;
+pub mod progress;
 pub mod quant;
 mod simd;
 pub mod spark;
 pub mod tensor;
+pub mod verify;

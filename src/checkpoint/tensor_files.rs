@@ -44,6 +44,11 @@ impl TensorEntry {
     pub fn len_bytes(&self) -> u64 {
         self.range.len() as u64
     }
+
+    /// Where its data starts in the file.
+    pub fn offset(&self) -> u64 {
+        self.range.start as u64
+    }
 }
 
 impl Shard {

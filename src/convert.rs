@@ -1,0 +1,285 @@
+//! Streams a checkpoint through a format into an artifact.
+//!
+//! Tensors go in file order, a block of rows at a time. While one block is encoded, the block before
+//! it is hashed and written and the source's bytes are hashed, all on the same pool: what is in
+//! memory is two encoded blocks, a row per thread, and the tensors a format only finishes at the end.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::artifact::{
+    FileRecord, MANIFEST_VERSION, Manifest, ShardWriter, Source, Staging, TensorRecord, Tool, WrittenShard,
+    hash_bytes, rounded,
+};
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, MANIFEST_FILE, Shard};
+use crate::error::{InputError, Result};
+use crate::formats::Format;
+use crate::interrupt::Interrupt;
+use crate::plan::{Action, Plan, PlannedShard, Step};
+use crate::progress::Progress;
+use crate::quant::ErrorSums;
+use crate::tensor::{NonFinite, TensorView};
+
+/// Source bytes of a block. Large enough to share among threads, small enough to stay in their caches.
+const BLOCK_BYTES: usize = 4 << 20;
+
+/// Writes the artifact of `plan` into `staging`, the manifest last, and returns the manifest.
+///
+/// # Errors
+/// A weight that is NaN or infinite, a source that changed meanwhile, a failed write, an interrupt.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    format: &dyn Format,
+    plan: &Plan,
+    staging: &Staging,
+    progress: &dyn Progress,
+    interrupt: &Interrupt,
+) -> Result<Manifest> {
+    let mut source_files = BTreeMap::new();
+    let mut files = BTreeMap::new();
+    let mut tensors = Vec::new();
+
+    for shard in &checkpoint.files.shards {
+        let mut source_hash = SourceHash::new(shard);
+        if let Some(planned) = plan.shards.iter().find(|p| p.file_name == shard.file_name) {
+            let (written, snrs) =
+                write_shard(checkpoint, format, planned, staging, &mut source_hash, progress, interrupt)?;
+            tensors.extend(records(format, planned, &written, &snrs));
+            files.insert(
+                planned.file_name.clone(),
+                FileRecord { bytes: written.bytes, sha256: written.sha256 },
+            );
+        }
+        source_files.insert(shard.file_name.clone(), source_hash.finish());
+    }
+
+    if checkpoint.files.indexed {
+        files.insert(INDEX_FILE.to_owned(), staging.write(INDEX_FILE, &index(plan))?);
+    }
+    for name in &checkpoint.side_files {
+        interrupt.check()?;
+        files.insert(name.clone(), staging.copy(name, checkpoint.dir.open_file(name)?)?);
+    }
+    let config_bytes = checkpoint.dir.read(CONFIG_FILE)?;
+    let config_record = FileRecord { bytes: config_bytes.len() as u64, sha256: hash_bytes(&config_bytes) };
+    source_files.insert(CONFIG_FILE.to_owned(), config_record);
+    files.insert(
+        CONFIG_FILE.to_owned(),
+        staging.write(CONFIG_FILE, &patched_config(&checkpoint.config_json, format))?,
+    );
+    checkpoint.files.check_unchanged()?;
+
+    let manifest = Manifest {
+        self_sha256: String::new(),
+        manifest_version: MANIFEST_VERSION,
+        tool: Tool::this(),
+        scheme: format.scheme().to_owned(),
+        options: format.options(),
+        source: Source { files: source_files },
+        sizes: plan.sizes.into(),
+        calibration_sha256: None,
+        notes: checkpoint.notes.clone(),
+        files,
+        tensors,
+    };
+    let sealed = manifest.seal().map_err(|e| InputError::file(MANIFEST_FILE).found(e))?;
+    staging.write(MANIFEST_FILE, &sealed)?;
+    Manifest::unseal(&sealed).map_err(|e| InputError::file(MANIFEST_FILE).found(e).into())
+}
+
+/// config.json with the format's block: key order and unknown keys are kept.
+pub fn patched_config(source: &Value, format: &dyn Format) -> Vec<u8> {
+    let mut config = source.as_object().cloned().unwrap_or_default();
+    format.patch_config(&mut config);
+    let mut text = format!("{:#}", Value::Object(config)).into_bytes();
+    text.push(b'\n');
+    text
+}
+
+/// `model.safetensors.index.json` of the planned shards.
+fn index(plan: &Plan) -> Vec<u8> {
+    let weight_map: BTreeMap<_, _> = plan
+        .steps()
+        .flat_map(|(file, step)| step.outputs.iter().map(move |output| (output.name.as_str(), file)))
+        .collect();
+    let json = serde_json::json!({
+        "metadata": {"total_size": plan.sizes.tensor_bytes},
+        "weight_map": weight_map,
+    });
+    let mut text = format!("{json:#}").into_bytes();
+    text.push(b'\n');
+    text
+}
+
+/// Writes one shard; returns it with the error sums of its steps.
+fn write_shard(
+    checkpoint: &Checkpoint,
+    format: &dyn Format,
+    planned: &PlannedShard,
+    staging: &Staging,
+    source_hash: &mut SourceHash<'_>,
+    progress: &dyn Progress,
+    interrupt: &Interrupt,
+) -> Result<(WrittenShard, Vec<ErrorSums>)> {
+    let outputs: Vec<_> = planned.steps.iter().flat_map(|s| s.outputs.iter().cloned()).collect();
+    let file = staging.create(&planned.file_name)?;
+    let mut pipe = Pipe {
+        writer: ShardWriter::start(staging.path(&planned.file_name), file, &outputs)?,
+        source_hash,
+        waiting: Vec::new(),
+    };
+    let mut sums = Vec::with_capacity(planned.steps.len());
+    for step in &planned.steps {
+        let source = checkpoint.tensor(&step.source);
+        let refused = |bad: NonFinite| refuse_non_finite(&planned.file_name, source, bad);
+        let rows_per_block = (BLOCK_BYTES / source.row_bytes().max(1)).max(1);
+        let blocks = (0..source.rows().div_ceil(rows_per_block))
+            .map(|block| block * rows_per_block..((block + 1) * rows_per_block).min(source.rows()));
+        let mut total = ErrorSums::default();
+        match step.action {
+            Action::Copy => {
+                for rows in blocks {
+                    interrupt.check()?;
+                    let bytes = source.row_range(rows.clone());
+                    let bad = pipe.step(bytes.len(), |block| {
+                        block.extend_from_slice(bytes);
+                        find_non_finite(source, rows)
+                    })?;
+                    bad.map_or(Ok(()), |bad| Err(refused(bad)))?;
+                    progress.advance(bytes.len() as u64, &step.source);
+                }
+            }
+            Action::Quantize => {
+                let mut encoder = format.encoder(source);
+                for rows in blocks {
+                    interrupt.check()?;
+                    let bytes = source.row_range(rows.clone()).len();
+                    total += pipe.step(bytes, |block| encoder.encode(rows, block))?.map_err(refused)?;
+                    progress.advance(bytes as u64, &step.source);
+                }
+                for tensor in encoder.finish() {
+                    pipe.step(0, |block| *block = tensor)?;
+                }
+            }
+        }
+        sums.push(total);
+    }
+    Ok((pipe.finish()?, sums))
+}
+
+/// Two stages of one block each: what is encoded now, and what was encoded before and is being
+/// written.
+struct Pipe<'a, 'b> {
+    writer: ShardWriter,
+    source_hash: &'a mut SourceHash<'b>,
+    waiting: Vec<u8>,
+}
+
+impl Pipe<'_, '_> {
+    /// Runs `encode` into a new block while the block before it is written and the next
+    /// `source_bytes` of the source are hashed.
+    fn step<T: Send>(
+        &mut self,
+        source_bytes: usize,
+        encode: impl FnOnce(&mut Vec<u8>) -> T + Send,
+    ) -> Result<T> {
+        let (writer, source_hash, waiting) = (&mut self.writer, &mut self.source_hash, &self.waiting);
+        let (written, (block, encoded)) = rayon::join(
+            || rayon::join(|| writer.append(waiting), || source_hash.advance(source_bytes)).0,
+            || {
+                let mut block = Vec::new();
+                let encoded = encode(&mut block);
+                (block, encoded)
+            },
+        );
+        written?;
+        self.waiting = block;
+        Ok(encoded)
+    }
+
+    fn finish(mut self) -> Result<WrittenShard> {
+        self.writer.append(&self.waiting)?;
+        self.writer.finish()
+    }
+}
+
+/// Hash of a source shard, taken alongside the work on it, while its pages are at hand.
+struct SourceHash<'a> {
+    hash: Sha256,
+    rest: &'a [u8],
+    length: u64,
+}
+
+impl<'a> SourceHash<'a> {
+    fn new(shard: &'a Shard) -> Self {
+        let bytes = shard.bytes();
+        Self { hash: Sha256::new(), rest: bytes, length: bytes.len() as u64 }
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        let (now, rest) = self.rest.split_at(bytes.min(self.rest.len()));
+        self.hash.update(now);
+        self.rest = rest;
+    }
+
+    fn finish(mut self) -> FileRecord {
+        self.advance(usize::MAX);
+        FileRecord { bytes: self.length, sha256: crate::artifact::finish_hash(self.hash) }
+    }
+}
+
+/// Looks for NaN and infinity, rows in parallel; the first row that has any is told.
+fn find_non_finite(source: TensorView<'_>, rows: std::ops::Range<usize>) -> Option<NonFinite> {
+    use rayon::prelude::*;
+    const ROWS: usize = 64;
+    let start = rows.start;
+    let chunks = rows.len().div_ceil(ROWS);
+    let found: Vec<NonFinite> = (0..chunks)
+        .into_par_iter()
+        .filter_map(|c| source.non_finite(start + c * ROWS..(start + (c + 1) * ROWS).min(rows.end)))
+        .collect();
+    let count = found.iter().map(|bad| bad.count).sum();
+    found.first().map(|first| NonFinite { count, ..*first })
+}
+
+fn refuse_non_finite(file: &str, source: TensorView<'_>, bad: NonFinite) -> crate::error::Failure {
+    let place = match source.shape.len() {
+        2 => format!("[{}, {}]", bad.row, bad.column),
+        _ => format!("[{}]", bad.column),
+    };
+    InputError::file(file)
+        .subject(source.name)
+        .expected("finite weights")
+        .found(format!("{} NaN or infinite in the block of rows that has the first, at {place}", bad.count))
+        .hint("the checkpoint is damaged, or training diverged")
+        .into()
+}
+
+fn records(
+    format: &dyn Format,
+    planned: &PlannedShard,
+    written: &WrittenShard,
+    sums: &[ErrorSums],
+) -> Vec<TensorRecord> {
+    let mut hashes = written.tensors.iter();
+    let mut records = Vec::new();
+    for (Step { source, action, outputs, .. }, sums) in planned.steps.iter().zip(sums) {
+        for (i, output) in outputs.iter().enumerate() {
+            let quantized = *action == Action::Quantize;
+            records.push(TensorRecord {
+                name: output.name.clone(),
+                file: planned.file_name.clone(),
+                source: source.clone(),
+                action: (*action).into(),
+                scheme: quantized.then(|| format.scheme().to_owned()),
+                group_size: None,
+                bytes: output.len_bytes(),
+                sha256: hashes.next().cloned().unwrap_or_default(),
+                snr_db: sums.snr_db().filter(|_| quantized && i == 0).map(rounded),
+            });
+        }
+    }
+    records
+}

@@ -1,0 +1,41 @@
+//! SIGINT and SIGTERM as a flag that long loops look at.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Exit, Failure, Result};
+
+/// Whether the user has asked the program to stop. Clones share the flag.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Sets the flag on SIGINT and SIGTERM; a second signal ends the process at once.
+    ///
+    /// # Errors
+    /// When the handlers cannot be installed.
+    pub fn install() -> std::io::Result<Self> {
+        let this = Self::default();
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // Order matters: the conditional exit sees the flag of the first signal only.
+            signal_hook::flag::register_conditional_shutdown(
+                signal,
+                Exit::Interrupted as i32,
+                this.0.clone(),
+            )?;
+            signal_hook::flag::register(signal, this.0.clone())?;
+        }
+        Ok(this)
+    }
+
+    /// Asks to stop, as a signal would.
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// [`Failure::Interrupted`] once the flag is set.
+    pub fn check(&self) -> Result<()> {
+        if self.0.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
+    }
+}

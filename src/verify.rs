@@ -1,0 +1,76 @@
+//! Judging a written artifact, from its bytes on disk and the source they were made from.
+//!
+//! Three questions, in this order: are these the bytes that were written ([`integrity`]); would the
+//! consumer read them as meant ([`contract`]); how far are the weights from the source ([`weights`]).
+//! Each answer is a list of [`Finding`]s; any finding fails the artifact.
+
+mod contract;
+mod integrity;
+mod json_diff;
+mod weights;
+
+use serde::Serialize;
+
+pub use contract::check_contract;
+pub use integrity::{check_integrity, check_source, read_manifest};
+pub use weights::{ModuleSnr, check_weights};
+
+/// Which question a finding answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Check {
+    /// Bytes differ from what the manifest says was written.
+    Integrity,
+    /// The consumer would refuse or misread something.
+    Contract,
+    /// Weights are not the source's, quantized.
+    Weights,
+    /// A figure is below its gate.
+    Gate,
+}
+
+/// Something wrong with an artifact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Which question it answers.
+    pub check: Check,
+    /// The file.
+    pub file: String,
+    /// The tensor, or the dotted configuration key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// What was expected and what was found.
+    pub what: String,
+    /// What the consumer does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consequence: Option<String>,
+}
+
+impl Finding {
+    fn new(check: Check, file: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { check, file: file.into(), subject: None, what: what.into(), consequence: None }
+    }
+
+    fn subject(mut self, subject: impl Into<String>) -> Self {
+        self.subject = Some(subject.into());
+        self
+    }
+
+    fn consequence(mut self, consequence: impl Into<String>) -> Self {
+        self.consequence = Some(consequence.into());
+        self
+    }
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut line = self.file.clone();
+        for part in [&self.subject, &Some(self.what.clone())].into_iter().flatten() {
+            line = format!("{line}: {part}");
+        }
+        if let Some(consequence) = &self.consequence {
+            line = format!("{line} ({consequence})");
+        }
+        f.write_str(&crate::error::one_line(&line))
+    }
+}

@@ -1,0 +1,129 @@
+//! How far the written weights are from the source's, module by module.
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::contract::expected_steps;
+use super::{Check, Finding};
+use crate::artifact::Manifest;
+use crate::checkpoint::{Checkpoint, TensorFiles};
+use crate::error::Result;
+use crate::formats::{Format, Packed};
+use crate::interrupt::Interrupt;
+use crate::plan::Action;
+use crate::progress::Progress;
+use crate::quant::ErrorSums;
+use crate::tensor::{TensorView, amax_bits};
+
+/// Rows summed by one task: part of the order of summation, so independent of the thread count.
+const ROWS_PER_TASK: usize = 64;
+
+/// The manifest's SNR is rounded to 0.001 dB, and measured on the same bytes.
+const SNR_TOLERANCE_DB: f64 = 0.01;
+
+/// Weight SNR of a quantized module.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModuleSnr {
+    /// Module name.
+    pub module: String,
+    /// `10 log10(sum w^2 / sum (w - dequantized)^2)`; null where nothing was lost.
+    pub snr_db: Option<f64>,
+    /// Rows that are all zero in the source.
+    pub zero_rows: usize,
+}
+
+/// Decodes every quantized module from disk and compares it with the source.
+///
+/// # Errors
+/// When interrupted.
+pub fn check_weights(
+    files: &TensorFiles,
+    manifest: &Manifest,
+    checkpoint: &Checkpoint,
+    format: &dyn Format,
+    progress: &dyn Progress,
+    interrupt: &Interrupt,
+) -> Result<(Vec<ModuleSnr>, Vec<Finding>)> {
+    let (mut modules, mut findings) = (Vec::new(), Vec::new());
+    for step in expected_steps(checkpoint, format) {
+        interrupt.check()?;
+        let source = checkpoint.tensor(&step.source);
+        progress.advance(source.bytes.len() as u64, step.module());
+        if step.action == Action::Copy {
+            continue;
+        }
+        // What cannot be read is a finding of the contract.
+        let Ok(packed) = format.read(files, step.module(), [source.rows(), source.row_len()]) else {
+            continue;
+        };
+        let tensor = &step.outputs[0].name;
+        let file = files.shard_of(tensor).map_or("", |s| s.file_name.as_str());
+        let measured = measure(source, &packed);
+        if let Some(row) = measured.impossible_row {
+            findings.push(
+                Finding::new(
+                    Check::Weights,
+                    file,
+                    format!("row {row}: its error is larger than rounding can make it; codes and scale do not belong together"),
+                )
+                .subject(tensor)
+                .consequence("the row's outputs are wrong"),
+            );
+        }
+        let snr_db = measured.sums.snr_db();
+        let stated = manifest.tensors.iter().find(|t| t.name == *tensor).and_then(|t| t.snr_db);
+        let agrees = match (snr_db, stated) {
+            (Some(a), Some(b)) => (a - b).abs() <= SNR_TOLERANCE_DB,
+            (a, b) => a == b,
+        };
+        if !agrees && measured.impossible_row.is_none() {
+            let shown = |db: Option<f64>| db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.3} dB"));
+            findings.push(
+                Finding::new(
+                    Check::Weights,
+                    file,
+                    format!("weight SNR {}, the manifest says {}", shown(snr_db), shown(stated)),
+                )
+                .subject(tensor),
+            );
+        }
+        modules.push(ModuleSnr { module: step.module().to_owned(), snr_db, zero_rows: measured.zero_rows });
+    }
+    Ok((modules, findings))
+}
+
+#[derive(Default)]
+struct Measured {
+    sums: ErrorSums,
+    zero_rows: usize,
+    /// The first row that no encoder can have made.
+    impossible_row: Option<usize>,
+}
+
+fn measure(source: TensorView<'_>, packed: &Packed<'_>) -> Measured {
+    let tasks: Vec<Measured> = (0..source.rows().div_ceil(ROWS_PER_TASK))
+        .into_par_iter()
+        .map_init(
+            || vec![0.0; source.row_len()],
+            |weights, task| {
+                let mut part = Measured::default();
+                for row in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(source.rows()) {
+                    source.decode_row(row, weights);
+                    let amax = f32::from_bits(amax_bits(weights));
+                    part.zero_rows += usize::from(amax == 0.0);
+                    match packed.row_error(row, weights, amax) {
+                        Some(sums) => part.sums += sums,
+                        None => part.impossible_row = part.impossible_row.or(Some(row)),
+                    }
+                }
+                part
+            },
+        )
+        .collect();
+    tasks.into_iter().fold(Measured::default(), |mut total, part| {
+        total.sums += part.sums;
+        total.zero_rows += part.zero_rows;
+        total.impossible_row = total.impossible_row.or(part.impossible_row);
+        total
+    })
+}
