@@ -77,6 +77,9 @@ pub trait Format: Send + Sync {
     /// What a consumer does without one of the tensors of a module.
     fn missing_consequence(&self, tensor: &str) -> &'static str;
 
+    /// The weight SNR below which a module of a working build has not been seen.
+    fn default_min_weight_snr_db(&self) -> f64;
+
     /// Reads a quantized module back from an artifact's files.
     ///
     /// # Errors

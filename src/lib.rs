@@ -2,10 +2,13 @@
 
 pub mod artifact;
 pub mod checkpoint;
+pub mod cli;
+pub mod commands;
 pub mod convert;
 pub mod error;
 pub mod formats;
 pub mod interrupt;
+pub mod logging;
 pub mod plan;
 pub mod progress;
 pub mod quant;

@@ -1,0 +1,177 @@
+//! What can be typed. Declarations only: what it means is decided by the commands.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::progress::Style;
+
+/// Convert Spark-X2.5 checkpoints for real machines, and prove what was written.
+#[derive(Debug, Parser)]
+#[command(
+    name = "spark-convert",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    after_help = "Exit codes: 0 done; 1 a gate failed; 2 usage; 3 input invalid or unsupported; \
+                  4 I/O or space; 5 interrupted."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say what a checkpoint or artifact is: architecture, tensors, sizes, problems
+    Inspect(InspectArgs),
+    /// Write a quantized artifact
+    Quantize(QuantizeArgs),
+    /// Measure artifacts against the checkpoint they were made from; exit 1 when one fails
+    Verify(VerifyArgs),
+}
+
+/// How much is said on stderr.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct LogArgs {
+    /// Say only warnings and errors
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say more: every tensor
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Form of the lines on stderr
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
+    pub log_format: LogFormat,
+}
+
+/// Form of the lines on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How a long run works.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RunArgs {
+    /// Threads to work with; the result does not depend on it [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// How to show progress
+    #[arg(long, value_enum, default_value_t = Style::Auto, value_name = "STYLE")]
+    pub progress: Style,
+}
+
+/// `inspect`
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Checkpoint or artifact: a directory, its config.json, or a hub-cache snapshot
+    /// [default: $SPARK_CHECKPOINT, else the current directory]
+    #[arg(value_name = "MODEL|ARTIFACT")]
+    pub path: Option<PathBuf>,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub log: LogArgs,
+}
+
+/// Schemes of `quantize`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SchemeArg {
+    /// int8 weights per output channel, int8 activations per token: compressed-tensors, for vLLM CPU
+    W8a8,
+}
+
+/// How scales are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MethodArg {
+    /// Round to nearest on the full range of each row
+    Rtn,
+    /// Search each row for the clip with the least squared error
+    Search,
+}
+
+/// Form of the output head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HeadArg {
+    /// As the source has it: tied to the embedding, or its own
+    Bf16,
+    /// Untied and quantized to int8
+    Int8,
+}
+
+/// `quantize`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    spark-convert quantize --scheme w8a8\n  \
+    spark-convert quantize Spark-X2.5-1.7B --scheme w8a8 --head int8 --out out/spark-w8a8\n  \
+    spark-convert quantize Spark-X2.5-1.7B --scheme w8a8 --dry-run --json")]
+pub struct QuantizeArgs {
+    /// Checkpoint: a directory, its config.json, or a hub-cache snapshot
+    /// [default: $SPARK_CHECKPOINT, else the current directory]
+    pub model: Option<PathBuf>,
+    /// What to write
+    #[arg(long, value_enum)]
+    pub scheme: SchemeArg,
+    /// How scales are chosen
+    #[arg(long, value_enum, default_value_t = MethodArg::Search)]
+    pub method: MethodArg,
+    /// What becomes of the output head
+    #[arg(long, value_enum, default_value_t = HeadArg::Bf16)]
+    pub head: HeadArg,
+    /// Directory to write [default: artifacts/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Replace what is at --out
+    #[arg(long)]
+    pub force: bool,
+    /// Print the plan and stop
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub log: LogArgs,
+}
+
+/// `verify`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    spark-convert verify\n  \
+    spark-convert verify out/spark-w8a8 --reference Spark-X2.5-1.7B\n  \
+    spark-convert verify out/spark-w8a8 --min-weight-snr-db 35 --json")]
+pub struct VerifyArgs {
+    /// Artifacts [default: every one under artifacts/]
+    #[arg(value_name = "ARTIFACT")]
+    pub artifacts: Vec<PathBuf>,
+    /// The checkpoint they were made from [default: $SPARK_CHECKPOINT, else the current directory]
+    #[arg(long, value_name = "MODEL")]
+    pub reference: Option<PathBuf>,
+    /// Lowest weight SNR of any module, in dB [default: by scheme; w8a8: 25]
+    #[arg(long, value_name = "DB")]
+    pub min_weight_snr_db: Option<f64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub log: LogArgs,
+}

@@ -1,0 +1,57 @@
+//! The verbs: from arguments to a result on stdout.
+
+mod inspect;
+mod model_arg;
+mod quantize;
+mod table;
+mod verify;
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::cli::{Command, LogArgs, RunArgs};
+use crate::error::{Exit, Failure};
+
+/// Runs a command.
+///
+/// # Errors
+/// A [`Failure`], which decides the exit code.
+pub fn run(command: Command) -> anyhow::Result<Exit> {
+    match command {
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Verify(args) => verify::run(&args),
+    }
+}
+
+/// The logging options of a command.
+pub fn log_args(command: &Command) -> LogArgs {
+    match command {
+        Command::Inspect(args) => args.log,
+        Command::Quantize(args) => args.log,
+        Command::Verify(args) => args.log,
+    }
+}
+
+/// Runs `work` on a pool of as many threads as asked for.
+fn on_threads<T: Send>(run: RunArgs, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+    let mut builder = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = run.threads {
+        builder = builder.num_threads(usize::from(threads));
+    }
+    let pool = builder.build().map_err(|e| Failure::usage(format!("--threads: cannot start them: {e}")))?;
+    Ok(pool.install(work))
+}
+
+/// Writes the result.
+fn print(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Writes the result as JSON.
+fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    Ok(print(&format!("{}\n", serde_json::to_string_pretty(value)?))?)
+}

@@ -1,0 +1,290 @@
+//! `quantize`: open, plan, check the destination, convert, publish.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::json;
+
+use super::{model_arg, on_threads, print, print_json, table};
+use crate::artifact::{Manifest, Staging, check_space, refuse_overlap};
+use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
+use crate::cli::{HeadArg, MethodArg, QuantizeArgs, SchemeArg};
+use crate::convert::convert;
+use crate::error::{Exit, Failure, Result};
+use crate::formats::{Format, Head, W8a8};
+use crate::interrupt::Interrupt;
+use crate::plan::{Action, Plan};
+use crate::quant::int8::Method;
+use crate::{progress, verify};
+
+/// What was asked for, worked out: everything that a run needs to know.
+struct Request {
+    checkpoint: Checkpoint,
+    format: Box<dyn Format>,
+    plan: Plan,
+    out: PathBuf,
+    force: bool,
+}
+
+/// What is printed in the end.
+#[derive(Serialize)]
+struct Outcome<'a> {
+    artifact: &'a Path,
+    status: &'static str,
+    scheme: &'a str,
+    tensor_bytes: u64,
+    bytes_per_token: u64,
+    bits_per_weight: f64,
+    quantized_modules: usize,
+    weight_snr_db: SnrSummary,
+    notes: &'a [String],
+}
+
+#[derive(Serialize)]
+struct SnrSummary {
+    min: Option<f64>,
+    mean: Option<f64>,
+    lowest_module: Option<String>,
+}
+
+pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
+    let request = request(args)?;
+    for note in &request.checkpoint.notes {
+        tracing::info!("{note}");
+    }
+    if args.dry_run {
+        print_plan(&request, args.json)?;
+        return Ok(Exit::Done);
+    }
+    let interrupt = Interrupt::install()?;
+    let (manifest, status) = on_threads(args.run, || produce(&request, args.run.progress, &interrupt))??;
+    print_outcome(&request, &manifest, status, args.json)?;
+    Ok(Exit::Done)
+}
+
+fn request(args: &QuantizeArgs) -> Result<Request> {
+    let model = model_arg::resolve(args.model.as_deref(), "MODEL")?;
+    let checkpoint = Checkpoint::open(&model)?;
+    let format = format(args);
+    let plan = Plan::new(&checkpoint, format.as_ref())?;
+    let default_name =
+        || format!("{}-{}{}", checkpoint.dir.model_name(), format.scheme(), format.name_suffix());
+    let out = args.out.clone().unwrap_or_else(|| Path::new("artifacts").join(default_name()));
+    if out.as_os_str().is_empty() {
+        return Err(Failure::usage("--out is empty; is a variable not set?"));
+    }
+    // A trailing slash or "/." would hide the name that the staging directory is made from.
+    let out: PathBuf = out.components().collect();
+    refuse_overlap(&out, checkpoint.dir.path())?;
+    Ok(Request { checkpoint, format, plan, out, force: args.force })
+}
+
+fn format(args: &QuantizeArgs) -> Box<dyn Format> {
+    let method = match args.method {
+        MethodArg::Rtn => Method::RoundToNearest,
+        MethodArg::Search => Method::Search,
+    };
+    match args.scheme {
+        SchemeArg::W8a8 => {
+            let head = match args.head {
+                HeadArg::Bf16 => Head::Source,
+                HeadArg::Int8 => Head::Quantized,
+            };
+            Box::new(W8a8 { method, head })
+        }
+    }
+}
+
+/// Makes the artifact, unless it is there already.
+fn produce(
+    request: &Request,
+    style: progress::Style,
+    interrupt: &Interrupt,
+) -> Result<(Manifest, &'static str)> {
+    let Request { checkpoint, format, plan, out, force } = request;
+    let occupied = occupied(out)?;
+    if occupied && !force {
+        return match up_to_date(request)? {
+            Ok(manifest) => Ok((manifest, "up to date")),
+            Err(why) => Err(Failure::usage(format!(
+                "{}: exists and is not what this command would write ({why}); choose another --out, or replace it with --force",
+                out.display()
+            ))),
+        };
+    }
+    if occupied {
+        refuse_precious(out)?;
+    }
+    check_space(out, plan.sizes.tensor_bytes)?;
+    let staging = Staging::begin(out)?;
+    let progress = progress::new(style, "quantize", work(plan, checkpoint));
+    let manifest = convert(checkpoint, format.as_ref(), plan, &staging, progress.as_ref(), interrupt)?;
+    progress.finish();
+    interrupt.check()?;
+    staging.publish(*force)?;
+    Ok((manifest, "written"))
+}
+
+/// Source bytes that the steps of a plan read.
+fn work(plan: &Plan, checkpoint: &Checkpoint) -> u64 {
+    plan.steps().map(|(_, step)| checkpoint.tensor(&step.source).bytes.len() as u64).sum()
+}
+
+/// Whether something is at the target (an empty directory is nothing).
+fn occupied(out: &Path) -> Result<bool> {
+    match std::fs::symlink_metadata(out) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Failure::io(out, "cannot open", e)),
+        Ok(_) if !out.is_dir() => Err(Failure::usage(format!("--out {}: is not a directory", out.display()))),
+        Ok(_) => {
+            let mut entries = std::fs::read_dir(out).map_err(|e| Failure::io(out, "cannot list", e))?;
+            Ok(entries.next().is_some())
+        }
+    }
+}
+
+/// `--force` replaces a directory, not the one the user stands in.
+fn refuse_precious(out: &Path) -> Result<()> {
+    let here = std::env::current_dir().map_err(|e| Failure::io(Path::new("."), "cannot open", e))?;
+    match out.canonicalize() {
+        Ok(target) if here.starts_with(&target) => {
+            Err(Failure::usage(format!("--out {}: is or holds the current directory", out.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the target holds, byte for byte, what this command would write: its manifest has the same
+/// options and version, and source and files still hash to what it says. The inner error says what
+/// differs.
+fn up_to_date(request: &Request) -> Result<Result<Manifest, String>> {
+    let Request { checkpoint, format, plan, out, .. } = request;
+    let dir = ModelDir::open(out)?;
+    if !dir.has(MANIFEST_FILE) {
+        return Ok(Err("it is no artifact of this tool".to_owned()));
+    }
+    let manifest = match verify::read_manifest(&dir)? {
+        Ok(manifest) => manifest,
+        Err(finding) => return Ok(Err(finding.to_string())),
+    };
+    if manifest.tool != crate::artifact::Tool::this() {
+        return Ok(Err(format!("made by version {}", manifest.tool.version)));
+    }
+    if manifest.scheme != format.scheme() || manifest.options != format.options() {
+        let options = serde_json::Value::Object(manifest.options);
+        return Ok(Err(format!("it is {} with {options}", manifest.scheme)));
+    }
+    if manifest.sizes != plan.sizes.into()
+        || verify::check_source(checkpoint, &manifest.source.files).is_err()
+    {
+        return Ok(Err("it was made from another checkpoint".to_owned()));
+    }
+    if let Some(name) = checkpoint.side_files.iter().find(|name| !same_side_file(checkpoint, &manifest, name))
+    {
+        return Ok(Err(format!("the checkpoint's {name} is another")));
+    }
+    Ok(match verify::check_integrity(&dir, &manifest, None)?.first() {
+        Some(finding) => Err(finding.to_string()),
+        None => Ok(manifest),
+    })
+}
+
+fn same_side_file(checkpoint: &Checkpoint, manifest: &Manifest, name: &str) -> bool {
+    let hash = checkpoint.dir.open_file(name).ok().and_then(|mut f| crate::artifact::hash_file(&mut f).ok());
+    matches!((hash, manifest.files.get(name)), (Some((sha256, _)), Some(record)) if sha256 == record.sha256)
+}
+
+fn print_plan(request: &Request, json: bool) -> anyhow::Result<()> {
+    let Request { checkpoint, format, plan, out, .. } = request;
+    let sizes = plan.sizes;
+    if json {
+        let tensors: Vec<_> = plan
+            .steps()
+            .flat_map(|(file, step)| {
+                step.outputs.iter().map(move |output| {
+                    json!({
+                        "name": output.name, "file": file, "source": step.source, "action": step.action,
+                        "dtype": output.dtype.to_string(), "shape": output.shape, "bytes": output.len_bytes(),
+                    })
+                })
+            })
+            .collect();
+        return print_json(&json!({
+            "artifact": out, "scheme": format.scheme(), "options": format.options(), "sizes": sizes,
+            "notes": checkpoint.notes, "tensors": tensors,
+        }));
+    }
+    let mut rows =
+        vec![["tensor", "action", "dtype", "shape", "bytes", "bits/weight"].map(str::to_owned).to_vec()];
+    for (_, step) in plan.steps() {
+        let weights: usize = step.outputs[0].shape.iter().product();
+        for (i, output) in step.outputs.iter().enumerate() {
+            #[expect(clippy::cast_precision_loss, reason = "for display")]
+            let bits = step.len_bytes() as f64 * 8.0 / weights as f64;
+            rows.push(vec![
+                output.name.clone(),
+                if step.action == Action::Copy { "copy" } else { "quantize" }.to_owned(),
+                output.dtype.to_string(),
+                format!("{:?}", output.shape),
+                output.len_bytes().to_string(),
+                if i == 0 { format!("{bits:.2}") } else { String::new() },
+            ]);
+        }
+    }
+    let mut text = table::table(&rows);
+    text += &format!(
+        "\n{}: {} of {}, {} read per token, {:.2} bits per weight, {} modules quantized; nothing was written\n",
+        out.display(),
+        format.scheme(),
+        table::bytes(sizes.tensor_bytes),
+        table::bytes(sizes.bytes_per_token),
+        sizes.bits_per_weight,
+        sizes.quantized_modules
+    );
+    Ok(print(&text)?)
+}
+
+fn print_outcome(
+    request: &Request,
+    manifest: &Manifest,
+    status: &'static str,
+    json: bool,
+) -> anyhow::Result<()> {
+    let sizes = manifest.sizes;
+    let snrs: Vec<_> = manifest.tensors.iter().filter_map(|t| Some((t.snr_db?, &t.name))).collect();
+    let lowest = snrs.iter().min_by(|a, b| a.0.total_cmp(&b.0));
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
+    let mean = (!snrs.is_empty()).then(|| snrs.iter().map(|s| s.0).sum::<f64>() / snrs.len() as f64);
+    if json {
+        return print_json(&Outcome {
+            artifact: &request.out,
+            status,
+            scheme: &manifest.scheme,
+            tensor_bytes: sizes.tensor_bytes,
+            bytes_per_token: sizes.bytes_per_token,
+            bits_per_weight: sizes.bits_per_weight,
+            quantized_modules: sizes.quantized_modules,
+            weight_snr_db: SnrSummary {
+                min: lowest.map(|l| l.0),
+                mean: mean.map(crate::artifact::rounded),
+                lowest_module: lowest.map(|l| crate::plan::module_of(l.1).to_owned()),
+            },
+            notes: &manifest.notes,
+        });
+    }
+    let snr = match (lowest, mean) {
+        (Some((min, name)), Some(mean)) => {
+            format!("; weight SNR mean {mean:.2} dB, lowest {min:.2} dB ({})", crate::plan::module_of(name))
+        }
+        _ => String::new(),
+    };
+    Ok(print(&format!(
+        "{}: {status}; {} {}, {} read per token, {:.2} bits per weight, {} modules quantized{snr}\n",
+        request.out.display(),
+        manifest.scheme,
+        table::bytes(sizes.tensor_bytes),
+        table::bytes(sizes.bytes_per_token),
+        sizes.bits_per_weight,
+        sizes.quantized_modules,
+    ))?)
+}

@@ -1,0 +1,55 @@
+//! Plain text tables and sizes for people.
+
+/// Columns padded to their widest cell; the first is left-aligned, the others right.
+pub(super) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (c, cell) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[c] - cell.chars().count());
+            line += &if c == 0 { format!("{cell}{pad}") } else { format!("  {pad}{cell}") };
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// A byte count with a binary unit.
+pub(super) fn bytes(n: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
+    let mut value = n as f64;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.2} GiB")
+}
+
+/// Decibels, or "exact".
+pub(super) fn decibels(db: Option<f64>) -> String {
+    db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2} dB"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_right_unit() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(3_415_314_432), "3.18 GiB");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["long".to_owned(), "100".to_owned()]];
+        assert_eq!(table(&rows), "a       1\nlong  100\n");
+    }
+}
