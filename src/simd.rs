@@ -61,7 +61,10 @@ pub(crate) fn has_avx2() -> bool {
 }
 
 /// Adds the lanes up in a fixed order: halves onto halves.
-#[inline(always)]
+///
+/// Not inlined on purpose: the compiler then sees the lanes of a kernel's loop stored side by side and
+/// makes full vectors of them, instead of shaping the loop after this tree of pairs.
+#[inline(never)]
 pub(crate) fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
