@@ -1,0 +1,7 @@
+//! End-to-end tests: the real binary on checkpoints made at run time.
+
+mod known_failures;
+mod quantize;
+mod readme;
+mod runs;
+mod verify;
