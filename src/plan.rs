@@ -142,7 +142,7 @@ pub fn steps_of(
 fn check_alignment(file: &str, steps: &[Step]) -> Result<()> {
     let mut offset = 0u64;
     for output in steps.iter().flat_map(|s| &s.outputs) {
-        if offset % element_bytes(output.dtype) as u64 != 0 {
+        if !offset.is_multiple_of(element_bytes(output.dtype) as u64) {
             return Err(InputError::file(file)
                 .subject(&output.name)
                 .expected("sizes that keep every tensor aligned to its elements")

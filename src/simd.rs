@@ -13,7 +13,7 @@ pub(crate) const LANES: usize = 16;
 /// of the same name whose `scalar` is the baseline build, for the tests.
 macro_rules! multiversion {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
-        $vis mod $name {
+        mod $name {
             #[allow(unused_imports)]
             use super::*;
 

@@ -146,7 +146,7 @@ multiversion! {
     /// The largest absolute value of a row, as the bits of an f32. Since the bits of non-negative
     /// floats order like the floats, an infinity or NaN shows as [`EXPONENT_BITS`] or more, and one
     /// pass finds both.
-    pub(crate) fn amax_bits(row: &[f32]) -> u32 {
+    pub fn amax_bits(row: &[f32]) -> u32 {
         let mut lanes = [0u32; crate::simd::LANES];
         let (chunks, rest) = row.as_chunks::<{ crate::simd::LANES }>();
         for chunk in chunks {

@@ -61,38 +61,38 @@ fn options_come_back() {
     assert!(W8a8::from_options(&Map::new()).is_err());
 }
 
-/// Weights and bytes of the golden case "w8a8": w[n][k] = (((n*31 + k*17) mod 97) - 48) / 256, times
-/// four where 5 divides k. The expected codes and scales are worked out here in f64.
+fn unhex(hex: &Value) -> Vec<u8> {
+    let hex = hex.as_str().unwrap();
+    (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect()
+}
+
+/// The golden case "w8a8", byte for byte, in blocks of any size.
 #[test]
-fn bytes_are_rows_of_codes_then_scales() {
-    let (n, k) = (5, 24);
-    let w = |r: usize, c: usize| {
-        (((r * 31 + c * 17) % 97) as f32 - 48.0) / 256.0 * if c % 5 == 0 { 4.0 } else { 1.0 }
+fn bytes_are_those_of_the_golden_case() {
+    let golden: Value =
+        serde_json::from_str(include_str!("../../fixtures/goldens/cpu_formats.json")).unwrap();
+    let case = &golden["w8a8"];
+    let (n, k) = (case["N"].as_u64().unwrap() as usize, case["K"].as_u64().unwrap() as usize);
+    // The rule of the golden file's weights.
+    let weight = |r: usize, c: usize| {
+        (((r * 31 + c * 17) % 97) as f32 - 48.0) / 256.0 * if c.is_multiple_of(5) { 4.0 } else { 1.0 }
     };
     let source: Vec<u8> =
-        (0..n * k).flat_map(|i| half::bf16::from_f32(w(i / k, i % k)).to_le_bytes()).collect();
+        (0..n * k).flat_map(|i| half::bf16::from_f32(weight(i / k, i % k)).to_le_bytes()).collect();
     let view = TensorView { name: "m.weight", dtype: Dtype::BF16, shape: &[n, k], bytes: &source };
-    let mut encoder = format(Head::Source).encoder(view);
-    let mut bytes = Vec::new();
-    encoder.encode(0..3, &mut bytes).unwrap();
-    encoder.encode(3..5, &mut bytes).unwrap();
-    let scales = encoder.finish();
-    assert_eq!((bytes.len(), scales.len(), scales[0].len()), (n * k, 1, n * 4));
-    for r in 0..n {
-        let amax = (0..k).map(|c| w(r, c).abs()).fold(0.0, f32::max);
-        let scale = amax / 127.0;
-        assert_eq!(scales[0][4 * r..4 * r + 4], scale.to_le_bytes());
-        for c in 0..k {
-            let exact = f64::from(w(r, c)) / f64::from(scale);
-            let code = bytes[r * k + c] as i8;
-            assert!((exact - f64::from(code)).abs() <= 0.5 + 1e-6, "{r} {c} {exact} {code}");
-        }
+    for split in 0..=n {
+        let mut encoder = format(Head::Source).encoder(view);
+        let mut codes = Vec::new();
+        encoder.encode(0..split, &mut codes).unwrap();
+        encoder.encode(split..n, &mut codes).unwrap();
+        assert_eq!(codes, unhex(&case["weight_i8_hex"]));
+        assert_eq!(encoder.finish(), [unhex(&case["weight_scale_f32_hex"])]);
     }
 }
 
 #[test]
 fn a_nan_is_located() {
-    let mut values = vec![1.0f32; 4 * 8];
+    let mut values = [1.0f32; 4 * 8];
     values[2 * 8 + 5] = f32::INFINITY;
     let source: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let view = TensorView { name: "m.weight", dtype: Dtype::F32, shape: &[4, 8], bytes: &source };

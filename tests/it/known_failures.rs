@@ -235,7 +235,8 @@ fn kf07_an_artifact_is_not_quantized_again() {
 
 #[test]
 fn kf08_rotary_settings_are_required_per_layer_type() {
-    let edits: [(&str, Box<dyn Fn(&mut serde_json::Map<String, Value>) + Send + Sync>); 4] = [
+    type Edit = Box<dyn Fn(&mut serde_json::Map<String, Value>) + Send + Sync>;
+    let edits: [(&str, Edit); 4] = [
         ("rope_theta", Box::new(|c| drop(c.insert("rope_theta".into(), json!(10000))))),
         ("rope_parameters", Box::new(|c| drop(c.remove("rope_parameters")))),
         (

@@ -235,7 +235,8 @@ fn with_the_hashes_repaired_swapped_rows_and_norms_are_found() {
 
 #[test]
 fn with_the_hashes_repaired_every_config_key_the_consumer_reads_is_checked() {
-    let edits: [(&str, fn(&mut Value)); 10] = [
+    type Edit = fn(&mut Value);
+    let edits: [(&str, Edit); 10] = [
         ("tie_word_embeddings", |c| c["tie_word_embeddings"] = json!(false)),
         ("quantization_config", |c| drop(c.as_object_mut().unwrap().remove("quantization_config"))),
         ("quantization_config.ignore", |c| c["quantization_config"]["ignore"] = json!(["lm_head"])),

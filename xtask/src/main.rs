@@ -15,12 +15,25 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Run the gate: format, clippy, tests, docs, end to end, referees.
+    Ci(command::ci::Args),
     /// Write a synthetic Spark checkpoint in the published layout.
-    Fixtures(command::fixtures::Args),
+    Fixtures(Box<command::fixtures::Args>),
+    /// Run the independent referees.
+    Oracle(command::oracle::Args),
+    /// Measure the main job on a checkpoint of the real size.
+    Bench(command::bench::Args),
+    /// What the bench compares with.
+    #[command(hide = true)]
+    BareIo(command::bench::BareIoArgs),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().task {
+        Task::Ci(args) => command::ci::run_all(&args),
         Task::Fixtures(args) => command::fixtures::run(&args),
+        Task::Oracle(args) => command::oracle::run_sets(&args),
+        Task::Bench(args) => command::bench::run(&args),
+        Task::BareIo(args) => command::bench::bare_io(&args),
     }
 }

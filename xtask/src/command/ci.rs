@@ -1,0 +1,144 @@
+//! `cargo xtask ci`: the gate, what `.ci/run` runs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+
+use super::oracle;
+use super::process::{cargo, output, program, release_binary, root, run};
+
+/// No options.
+#[derive(clap::Args)]
+pub(crate) struct Args {}
+
+pub(crate) fn run_all(_args: &Args) -> Result<()> {
+    type Step = fn() -> Result<()>;
+    let steps: [(&str, Step); 8] = [
+        ("format", || run(cargo().args(["fmt", "--all", "--check"]))),
+        ("lock file", || output(cargo().args(["metadata", "--locked", "--format-version=1"])).map(drop)),
+        ("clippy", || {
+            run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+        }),
+        ("tests", || run(cargo().args(["test", "--workspace", "--locked"]))),
+        ("docs", || {
+            run(cargo()
+                .args(["doc", "--workspace", "--no-deps", "--locked"])
+                .env("RUSTDOCFLAGS", "-D warnings"))
+        }),
+        ("policy", policy),
+        ("end to end", end_to_end),
+        ("referees", referees),
+    ];
+    let start = Instant::now();
+    for (name, step) in steps {
+        println!("== {name}");
+        let began = Instant::now();
+        step().map_err(|e| e.context(format!("step {name:?}")))?;
+        println!("== {name}: {:.0} s", began.elapsed().as_secs_f64());
+    }
+    println!("== all passed in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// What the binary links: no network client, no second TLS, nothing that compiles C.
+fn policy() -> Result<()> {
+    const REFUSED: &[&str] = &[
+        "reqwest",
+        "ureq",
+        "hyper",
+        "hf-hub",
+        "openssl-sys",
+        "rustls",
+        "native-tls",
+        "curl-sys",
+        "onig_sys",
+        "cc",
+        "cmake",
+    ];
+    let tree = output(cargo().args([
+        "tree",
+        "--locked",
+        "--package",
+        "spark-convert",
+        "--edges",
+        "normal,build",
+        "--prefix",
+        "none",
+        "--format",
+        "{p}",
+    ]))?;
+    let found: Vec<_> =
+        tree.lines().filter(|l| REFUSED.contains(&l.split(' ').next().unwrap_or_default())).collect();
+    ensure!(found.is_empty(), "the binary would link {found:?}");
+    Ok(())
+}
+
+/// The real binary on the bundled checkpoint: written twice, the same bytes, verified, spoilt, found.
+fn end_to_end() -> Result<()> {
+    let binary = release_binary()?;
+    let temp = tempfile::tempdir()?;
+    for head in ["bf16", "int8"] {
+        let outs: Vec<PathBuf> = ["1", "2"].iter().map(|t| temp.path().join(format!("{head}-{t}"))).collect();
+        for (threads, out) in ["1", "2"].iter().zip(&outs) {
+            let quantize = || {
+                let mut command = program(&binary);
+                command.args([
+                    "quantize",
+                    "fixtures/spark-tiny",
+                    "--scheme",
+                    "w8a8",
+                    "--head",
+                    head,
+                    "--threads",
+                    threads,
+                ]);
+                command.arg("--out").arg(out);
+                output(&mut command)
+            };
+            ensure!(quantize()?.contains("written"));
+            ensure!(quantize()?.contains("up to date"));
+        }
+        ensure!(files(&outs[0])? == files(&outs[1])?, "1 and 2 threads wrote different bytes");
+        let verify = || {
+            program(&binary).arg("verify").arg(&outs[0]).args(["--reference", "fixtures/spark-tiny"]).status()
+        };
+        ensure!(verify()?.code() == Some(0));
+        let shard = outs[0].join("model-00002-of-00002.safetensors");
+        let mut bytes = fs::read(&shard)?;
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+        fs::write(&shard, bytes)?;
+        ensure!(verify()?.code() == Some(1), "a flipped byte went unnoticed");
+    }
+    Ok(())
+}
+
+fn files(dir: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        found.insert(path.strip_prefix(dir)?.to_owned(), fs::read(&path)?);
+    }
+    if found.is_empty() { bail!("{}: is empty", dir.display()) } else { Ok(found) }
+}
+
+/// The light referees where they are checked out beside the project, and those whose large
+/// environment is at hand already.
+fn referees() -> Result<()> {
+    let Some(dir) = oracle::referees(None) else {
+        println!("SKIPPED: no referees beside the checkout ({})", root().join("../shared/oracle").display());
+        return Ok(());
+    };
+    oracle::grids(&dir)?;
+    if oracle::is_made("full") {
+        oracle::checkpoints(&dir)?;
+    } else {
+        println!(
+            "SKIPPED: the large environment of the checkpoint referees is not made (cargo xtask oracle --set full)"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! `cargo xtask oracle`: the independent referees, where they are at hand.
+//!
+//! They are Python programs on the real libraries, kept outside this project; each set makes its own
+//! environment once.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use spark_convert::quant::ErrorSums;
+use spark_convert::quant::int8::{self, Method};
+use spark_convert::tensor::{TensorView, amax_bits};
+use xtask::fixtures::FixtureSpec;
+
+use super::process::{output, program, release_binary, root, run};
+
+/// Which referees.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Set {
+    /// Grid levels on fixed matrices (215 MiB of packages).
+    Light,
+    /// The real compressed-tensors library reads artifacts (5.1 GiB).
+    Full,
+    /// vLLM's CPU build loads artifacts and generates (6.2 GiB, Linux x86-64).
+    Vllm,
+}
+
+/// Options of the task.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Which referees; may be repeated
+    #[arg(long = "set", value_enum, default_values_t = [Set::Light])]
+    sets: Vec<Set>,
+    /// Where they are [default: ../shared/oracle]
+    #[arg(long, value_name = "DIR")]
+    referees: Option<PathBuf>,
+}
+
+pub(crate) fn run_sets(args: &Args) -> Result<()> {
+    let dir = referees(args.referees.as_deref()).context("no referees there; pass --referees DIR")?;
+    for set in &args.sets {
+        match set {
+            Set::Light => grids(&dir)?,
+            Set::Full => checkpoints(&dir)?,
+            Set::Vllm => vllm(&dir)?,
+        }
+    }
+    Ok(())
+}
+
+/// The directory of the referees, if there is one.
+pub(super) fn referees(given: Option<&Path>) -> Option<PathBuf> {
+    let dir = given.map_or_else(|| root().join("../shared/oracle"), Path::to_owned);
+    dir.join("setup.sh").is_file().then_some(dir)
+}
+
+/// Whether a set's environment was made before.
+pub(super) fn is_made(set: &str) -> bool {
+    let cache = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+    let Some(entries) = cache.and_then(|c| fs::read_dir(c.join("spark-convert-oracle")).ok()) else {
+        return false;
+    };
+    entries.flatten().any(|e| {
+        e.file_name().to_string_lossy().starts_with(&format!("{set}-")) && e.path().join(".ready").is_file()
+    })
+}
+
+/// The interpreter of a set, whose environment is made if need be.
+fn python(dir: &Path, set: &str) -> Result<String> {
+    let said = output(program("bash").arg(dir.join("setup.sh")).arg(set))?;
+    Ok(said.lines().last().context("setup.sh said nothing")?.to_owned())
+}
+
+/// Weight SNR on four fixed matrices against the levels that the referee expects, within 0.1 dB.
+pub(super) fn grids(dir: &Path) -> Result<()> {
+    const TOLERANCE_DB: f64 = 0.1;
+    let temp = tempfile::tempdir()?;
+    run(program(python(dir, "light")?)
+        .arg(dir.join("grid_reference.py"))
+        .args(["make", "--out"])
+        .arg(temp.path()))?;
+    let bytes = fs::read(temp.path().join("matrices.safetensors"))?;
+    let matrices = SafeTensors::deserialize(&bytes)?;
+    let golden: Value = serde_json::from_slice(&fs::read(dir.join("golden/snr_levels.json"))?)?;
+    let levels = golden["levels_db"].as_object().context("levels_db")?;
+    ensure!(levels.len() == matrices.len(), "matrices and levels differ");
+    for (name, grids) in levels {
+        let matrix = matrices.tensor(name)?;
+        let view = TensorView { name, dtype: matrix.dtype(), shape: matrix.shape(), bytes: matrix.data() };
+        let expected = grids["int8 channel amax/127"].as_f64().context("level")?;
+        let rtn = int8_snr_db(view, Method::RoundToNearest);
+        let search = int8_snr_db(view, Method::Search);
+        println!("{name}: int8 {rtn:.2} dB (expected {expected:.2}), search {search:.2} dB");
+        ensure!((rtn - expected).abs() <= TOLERANCE_DB, "{name}: off by more than {TOLERANCE_DB} dB");
+        ensure!(search >= rtn, "{name}: search is below rounding");
+    }
+    Ok(())
+}
+
+fn int8_snr_db(matrix: TensorView<'_>, method: Method) -> f64 {
+    let mut weights = vec![0.0; matrix.row_len()];
+    let mut codes = vec![0; matrix.row_len()];
+    let sums: ErrorSums = (0..matrix.rows())
+        .map(|row| {
+            matrix.decode_row(row, &mut weights);
+            let scale = int8::row_scale(&weights, f32::from_bits(amax_bits(&weights)), method);
+            int8::encode_row(&weights, scale, &mut codes);
+            int8::row_error(&weights, &codes, scale)
+        })
+        .sum();
+    sums.snr_db().unwrap_or(f64::INFINITY)
+}
+
+/// Presets the artifacts are made of.
+fn presets() -> BTreeMap<&'static str, FixtureSpec> {
+    [("tiny", FixtureSpec::tiny()), ("square", FixtureSpec::square()), ("wide", FixtureSpec::wide())].into()
+}
+
+/// Makes the w8a8 artifacts of some presets and hands each to `judge`.
+fn with_artifacts(
+    names: &[&str],
+    mut judge: impl FnMut(&str, &Path, &Path, &str) -> Result<()>,
+) -> Result<()> {
+    let binary = release_binary()?;
+    let temp = tempfile::tempdir()?;
+    for (preset, spec) in presets().into_iter().filter(|(name, _)| names.contains(name)) {
+        let source = temp.path().join(preset);
+        spec.write(&source)?;
+        for head in ["bf16", "int8"] {
+            let artifact = temp.path().join(format!("{preset}-{head}"));
+            let mut quantize = program(&binary);
+            quantize
+                .arg("quantize")
+                .arg(&source)
+                .args(["--scheme", "w8a8", "--head", head, "--out"])
+                .arg(&artifact);
+            output(&mut quantize)?;
+            output(program(&binary).arg("verify").arg(&artifact).arg("--reference").arg(&source))?;
+            judge(preset, &source, &artifact, head)?;
+        }
+    }
+    Ok(())
+}
+
+/// The real compressed-tensors library on the small presets.
+pub(super) fn checkpoints(dir: &Path) -> Result<()> {
+    let python = python(dir, "full")?;
+    with_artifacts(&["tiny", "square", "wide"], |preset, source, artifact, head| {
+        println!("check_w8a8 {preset}, {head} head");
+        let mut check = program(&python);
+        check.arg(dir.join("check_w8a8.py")).arg("--source").arg(source).arg("--artifact").arg(artifact);
+        run(check.args(["--head", head]))
+    })
+}
+
+/// The real consumer on the small presets: loads, every linear on its int8 kernel, generates.
+fn vllm(dir: &Path) -> Result<()> {
+    let python = python(dir, "vllm")?;
+    let temp = tempfile::tempdir()?;
+    let prompts = temp.path().join("prompts.json");
+    fs::write(&prompts, "[[3,17,42,99],[7,6,5,4,3,2,1,9,8,7,6,5,4,3,2,1,10,11,12,13]]")?;
+    with_artifacts(&["square", "wide"], |preset, _, artifact, head| {
+        let mut load = program(&python);
+        load.arg(dir.join("run_vllm.py")).arg(artifact).arg(&prompts).args([
+            "--threads",
+            "1",
+            "--max-tokens",
+            "8",
+        ]);
+        let said: Value = serde_json::from_str(&output(load.env("VLLM_CPU_KVCACHE_SPACE", "1"))?)?;
+        let methods = said["methods"].as_object().context("methods")?;
+        let int8: u64 = methods
+            .iter()
+            .filter(|(name, _)| name.contains("Int8"))
+            .filter_map(|(_, count)| count[0].as_u64())
+            .sum();
+        let layers = if preset == "square" { 8 } else { 4 };
+        // gate_proj and up_proj are one module at load.
+        let expected = 4 * layers + u64::from(head == "int8");
+        if int8 != expected {
+            bail!("{preset}, {head} head: {int8} int8 modules, expected {expected}: {methods:?}");
+        }
+        println!("vllm {preset}, {head} head: {int8} int8 modules, tokens {}", said["results"][0]["tokens"]);
+        Ok(())
+    })
+}
