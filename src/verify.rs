@@ -1,7 +1,7 @@
 //! Judging a written artifact, from its bytes on disk and the source they were made from.
 //!
-//! Three questions, in this order: are these the bytes that were written ([`integrity`]); would the
-//! consumer read them as meant ([`contract`]); how far are the weights from the source ([`weights`]).
+//! Three questions, in this order: are these the bytes that were written (`integrity`); would the
+//! consumer read them as meant (`contract`); how far are the weights from the source (`weights`).
 //! Each answer is a list of [`Finding`]s; any finding fails the artifact.
 
 mod contract;

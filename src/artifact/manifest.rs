@@ -103,7 +103,7 @@ impl From<Action> for TensorAction {
 pub struct Manifest {
     /// SHA-256 of this file with these 64 digits replaced by zeros.
     pub self_sha256: Sha256Hex,
-    /// [`MANIFEST_VERSION`].
+    /// Version of the layout of this file.
     pub manifest_version: u32,
     /// Who wrote it.
     pub tool: Tool,
