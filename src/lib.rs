@@ -16,3 +16,5 @@ mod simd;
 pub mod spark;
 pub mod tensor;
 pub mod verify;
+//! x
+pub mod tokenize;
