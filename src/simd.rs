@@ -7,7 +7,7 @@
 //! them all the same.
 
 /// Width of the accumulators of every reduction; part of the definition of the results.
-pub const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Defines `fn $name` that runs the AVX2 build of the body where the processor has it, and a module
 /// of the same name whose `scalar` is the baseline build, for the tests.
