@@ -1,4 +1,9 @@
 //! Offline converter for Spark-X2.5 checkpoints (`Spark2_5ForCausalLM`).
+//!
+//! The library behind the `spark-convert` binary: [`checkpoint`] reads model directories, [`plan`]
+//! decides what an artifact consists of, [`convert`] streams it through one of the [`formats`],
+//! [`artifact`] writes it all or nothing, [`runtime`] runs checkpoints and artifacts, and [`verify`]
+//! judges the written bytes.
 
 pub mod artifact;
 pub mod checkpoint;
@@ -12,9 +17,9 @@ pub mod logging;
 pub mod plan;
 pub mod progress;
 pub mod quant;
+pub mod runtime;
 mod simd;
 pub mod spark;
 pub mod tensor;
-pub mod verify;
-//! x
 pub mod tokenize;
+pub mod verify;

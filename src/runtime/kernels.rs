@@ -1,0 +1,13 @@
+//! Leaf kernels: slices in, slices out.
+//!
+//! **Order of summation.** A float dot product of length K is cut into blocks of [`dot::K_BLOCK`];
+//! inside a block, element k is added by a fused multiply-add to lane k mod 8, the lanes are added
+//! halves onto halves, and the blocks' sums are added in order. Weighted sums of value rows
+//! ([`mix`]) run over the positions one by one. Nothing in this depends on how many rows are
+//! multiplied together, so one token and a batch of tokens give the same bits.
+
+pub(crate) mod activation;
+pub(crate) mod dot;
+pub(crate) mod int8;
+pub(crate) mod mix;
+pub(crate) mod rows;

@@ -1,0 +1,122 @@
+//! What a projection is to the forward pass, whatever its weights are made of.
+
+mod float;
+mod int8;
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::kernels::dot;
+use super::kernels::rows::Rows;
+pub use float::FloatLinear;
+pub use int8::Int8Linear;
+
+/// Rows of weights that one task multiplies by. No effect on results: every output element is
+/// computed in one task, in an order that depends on the length of the row alone.
+const ROW_BLOCK: usize = 32;
+
+/// A matrix `[out_features, in_features]` that activations are multiplied by.
+///
+/// An implementation computes each output element in one fixed order, independent of the other
+/// tokens and rows of the call and of the number of threads.
+pub trait Linear: Send + Sync {
+    /// Length of an activation row.
+    fn in_features(&self) -> usize;
+
+    /// Number of weight rows.
+    fn out_features(&self) -> usize;
+
+    /// `y [tokens, rows.len()] = x [tokens, in_features] W[rows]^T`: a block of the outputs, for
+    /// heads whose whole output would be too large to hold.
+    ///
+    /// # Panics
+    /// When the lengths do not fit or `rows` reaches past the end.
+    fn forward_rows(&self, x: &[f32], rows: Range<usize>, y: &mut [f32]);
+
+    /// `y [tokens, out_features] = x [tokens, in_features] W^T`.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    fn forward(&self, x: &[f32], y: &mut [f32]) {
+        self.forward_rows(x, 0..self.out_features(), y);
+    }
+}
+
+/// Checks the lengths of a call and returns the number of tokens.
+fn tokens_of(linear: &impl Linear, x: &[f32], rows: &Range<usize>, y: &[f32]) -> usize {
+    let k = linear.in_features();
+    let tokens = x.len() / k;
+    assert!(
+        x.len() == tokens * k
+            && y.len() == tokens * rows.len()
+            && rows.start <= rows.end
+            && rows.end <= linear.out_features(),
+        "x of {}, y of {}, rows {rows:?} for a linear of [{}, {k}]",
+        x.len(),
+        y.len(),
+        linear.out_features(),
+    );
+    tokens
+}
+
+/// Runs `task` over blocks of weight rows on all threads and puts the results together in `y`
+/// `[tokens, rows.len()]`.
+///
+/// `task(scratch, rows, out)` fills `out`, `[tokens, rows.len()]` for its own rows; the scratch is
+/// one per thread. For the use of [`Linear`] implementations.
+pub fn split_rows<S: Default + Send>(
+    tokens: usize,
+    rows: Range<usize>,
+    y: &mut [f32],
+    task: impl Fn(&mut S, Range<usize>, &mut [f32]) + Sync,
+) {
+    let n = rows.len();
+    if tokens == 0 || n == 0 {
+        return;
+    }
+    let block = |start: usize| rows.start + start..rows.start + (start + ROW_BLOCK).min(n);
+    if tokens == 1 {
+        let each = |s: &mut S, (i, out): (usize, &mut [f32])| task(s, block(i * ROW_BLOCK), out);
+        return y.par_chunks_mut(ROW_BLOCK).enumerate().for_each_init(S::default, each);
+    }
+    let starts: Vec<usize> = (0..n).step_by(ROW_BLOCK).collect();
+    let blocks: Vec<Vec<f32>> = starts
+        .par_iter()
+        .map_init(S::default, |scratch, start| {
+            let range = block(*start);
+            let mut out = vec![0.0; tokens * range.len()];
+            task(scratch, range, &mut out);
+            out
+        })
+        .collect();
+    y.par_chunks_mut(n).enumerate().for_each(|(token, y)| {
+        for (y, block) in y.chunks_mut(ROW_BLOCK).zip(&blocks) {
+            y.copy_from_slice(&block[token * y.len()..][..y.len()]);
+        }
+    });
+}
+
+/// The product for weights that are decoded to f32 a block at a time: `decode(row, columns, out)`
+/// writes those columns of a weight row. For the use of [`Linear`] implementations; the order of
+/// summation is that of [`FloatLinear`].
+///
+/// # Panics
+/// When the lengths do not fit.
+pub fn multiply_by_decoded_rows(
+    x: &[f32],
+    in_features: usize,
+    rows: Range<usize>,
+    y: &mut [f32],
+    decode: impl Fn(usize, Range<usize>, &mut [f32]) + Sync,
+) {
+    let x = Rows::dense(x, in_features);
+    assert_eq!(y.len(), x.count() * rows.len(), "x and y differ in tokens");
+    split_rows(x.count(), rows, y, |panel: &mut Vec<f32>, rows, out| {
+        let n = rows.len();
+        dot::multiply_decoded(x, n, |c, k, row| decode(rows.start + c, k, row), panel, out, n);
+    });
+}
+
+#[cfg(test)]
+pub(super) mod tests;
