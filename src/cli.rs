@@ -31,6 +31,8 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Measure artifacts against the checkpoint they were made from; exit 1 when one fails
     Verify(VerifyArgs),
+    /// Generate text greedily from a checkpoint or an artifact
+    Generate(GenerateArgs),
 }
 
 /// How much is said on stderr.
@@ -56,12 +58,20 @@ pub enum LogFormat {
     Json,
 }
 
-/// How a long run works.
+/// How much of the machine is used.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct RunArgs {
+pub struct ThreadArgs {
     /// Threads to work with; the result does not depend on it [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
+}
+
+/// How a long run works.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub threads: ThreadArgs,
     /// How to show progress
     #[arg(long, value_enum, default_value_t = Style::Auto, value_name = "STYLE")]
     pub progress: Style,
@@ -162,15 +172,68 @@ pub struct VerifyArgs {
     /// The checkpoint they were made from [default: $SPARK_CHECKPOINT, else the current directory]
     #[arg(long, value_name = "MODEL")]
     pub reference: Option<PathBuf>,
-    /// Lowest weight SNR of any module, in dB [default: by scheme; w8a8: 25]
-    #[arg(long, value_name = "DB")]
+    /// Scenarios to run, or none [default: all]
+    #[arg(long, value_name = "NAME", value_parser = scenario_name())]
+    pub scenario: Vec<String>,
+    /// Lowest weight SNR of any module, in dB [default: by scheme]
+    #[arg(long, value_name = "DB", allow_negative_numbers = true)]
     pub min_weight_snr_db: Option<f64>,
+    /// Lowest SNR of the logits over all scenarios, in dB [default: by scheme]
+    #[arg(long, value_name = "DB", allow_negative_numbers = true)]
+    pub min_snr_db: Option<f64>,
+    /// Highest mean KL divergence over all scenarios, in nats per token [default: by scheme]
+    #[arg(long, value_name = "NATS")]
+    pub max_kld: Option<f64>,
+    /// Lowest share of the greedy tokens kept, from 0 to 1 [default: by scheme]
+    #[arg(long, value_name = "SHARE")]
+    pub min_greedy: Option<f64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub run: RunArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub log: LogArgs,
+}
+
+/// Names that `--scenario` takes.
+fn scenario_name() -> clap::builder::PossibleValuesParser {
+    crate::scenario::names().chain(["none"]).collect::<Vec<_>>().into()
+}
+
+/// `generate`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    spark-convert generate --prompt \"What is the capital of France?\"\n  \
+    spark-convert generate out/spark-w8a8 --prompt \"def add(a, b):\" --raw --max-new-tokens 40\n  \
+    spark-convert generate out/spark-w8a8 --tokens 3,17,42 --json")]
+pub struct GenerateArgs {
+    /// Checkpoint or artifact [default: $SPARK_CHECKPOINT, else the current directory]
+    #[arg(value_name = "MODEL|ARTIFACT")]
+    pub model: Option<PathBuf>,
+    /// What the user says, put into the checkpoint's chat template
+    #[arg(long, value_name = "TEXT", required_unless_present = "tokens", conflicts_with = "tokens")]
+    pub prompt: Option<String>,
+    /// Token ids to continue from, as they are
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub tokens: Option<Vec<u32>>,
+    /// Continue the text of --prompt as it is, without the chat template
+    #[arg(long, requires = "prompt")]
+    pub raw: bool,
+    /// Answer without thinking first
+    #[arg(long, requires = "prompt", conflicts_with = "raw")]
+    pub no_think: bool,
+    /// Stop after so many tokens, if the model does not stop before
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_new_tokens: u32,
+    /// Print JSON: tokens and text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub threads: ThreadArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub log: LogArgs,

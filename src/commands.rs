@@ -1,5 +1,6 @@
 //! The verbs: from arguments to a result on stdout.
 
+mod generate;
 mod inspect;
 mod model_arg;
 mod quantize;
@@ -10,7 +11,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use crate::cli::{Command, LogArgs, RunArgs};
+use crate::cli::{Command, LogArgs, ThreadArgs};
 use crate::error::{Exit, Failure};
 
 /// Runs a command.
@@ -22,6 +23,7 @@ pub fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Generate(args) => generate::run(&args),
     }
 }
 
@@ -31,13 +33,14 @@ pub fn log_args(command: &Command) -> LogArgs {
         Command::Inspect(args) => args.log,
         Command::Quantize(args) => args.log,
         Command::Verify(args) => args.log,
+        Command::Generate(args) => args.log,
     }
 }
 
 /// Runs `work` on a pool of as many threads as asked for.
-fn on_threads<T: Send>(run: RunArgs, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+fn on_threads<T: Send>(threads: ThreadArgs, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
     let mut builder = rayon::ThreadPoolBuilder::new();
-    if let Some(threads) = run.threads {
+    if let Some(threads) = threads.threads {
         builder = builder.num_threads(usize::from(threads));
     }
     let pool = builder.build().map_err(|e| Failure::usage(format!("--threads: cannot start them: {e}")))?;

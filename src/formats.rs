@@ -35,6 +35,19 @@ impl OutputTensor {
     }
 }
 
+/// Bars for the figures that `verify` measures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gates {
+    /// Lowest weight SNR of any module.
+    pub min_weight_snr_db: f64,
+    /// Lowest SNR of the logits over all scenarios.
+    pub min_snr_db: f64,
+    /// Highest mean KL divergence over all scenarios, in nats per token.
+    pub max_kld: f64,
+    /// Lowest share of the greedy tokens kept.
+    pub min_greedy: f64,
+}
+
 /// What becomes of the output head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
@@ -77,8 +90,8 @@ pub trait Format: Send + Sync {
     /// What a consumer does without one of the tensors of a module.
     fn missing_consequence(&self, tensor: &str) -> &'static str;
 
-    /// The weight SNR below which a module of a working build has not been seen.
-    fn default_min_weight_snr_db(&self) -> f64;
+    /// The bars that `verify` holds an artifact to when none are given.
+    fn default_gates(&self) -> Gates;
 
     /// Reads a quantized module back from an artifact's files.
     ///

@@ -28,7 +28,7 @@ mod rounding;
 pub use cache::State;
 pub use embedding::{Embedding, FloatEmbedding};
 pub use forward::{Edge, LayerEdge, argmax};
-pub use linear::{FloatLinear, Int8Linear, Linear, multiply_by_decoded_rows, split_rows};
+pub use linear::{FloatLinear, Int8Linear, Linear, multiply_by_decoded_rows, packed_linear, split_rows};
 pub use model::{LayerParts, Model, ModelParts};
 pub use rounding::Rounding;
 

@@ -79,10 +79,8 @@ impl Tokenizer {
     }
 
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizeError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, special)
-            .map_err(|e| TokenizeError::Encode(error::one_line(&e)))?;
+        let encoding =
+            self.inner.encode_fast(text, special).map_err(|e| TokenizeError::Encode(error::one_line(&e)))?;
         for &id in encoding.get_ids() {
             self.check(id)?;
         }

@@ -1,9 +1,11 @@
 //! Judging a written artifact, from its bytes on disk and the source they were made from.
 //!
-//! Three questions, in this order: are these the bytes that were written (`integrity`); would the
-//! consumer read them as meant (`contract`); how far are the weights from the source (`weights`).
-//! Each answer is a list of [`Finding`]s; any finding fails the artifact.
+//! Four questions, in this order: are these the bytes that were written (`integrity`); would the
+//! consumer read them as meant (`contract`); how far are the weights from the source (`weights`); and
+//! what does the model say (`behaviour`). The first three answer with [`Finding`]s, and any finding
+//! fails the artifact; the figures of the last two are held against gates.
 
+mod behaviour;
 mod contract;
 mod integrity;
 mod json_diff;
@@ -11,6 +13,7 @@ mod weights;
 
 use serde::Serialize;
 
+pub use behaviour::{Behaviour, Reference, ScenarioReport, check_behaviour};
 pub use contract::check_contract;
 pub use integrity::{check_integrity, check_source, read_manifest};
 pub use weights::{ModuleSnr, check_weights};

@@ -8,6 +8,7 @@ use super::{model_arg, print, print_json, table};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles};
 use crate::cli::InspectArgs;
 use crate::error::{Exit, InputError};
+use crate::opened::artifact_config;
 use crate::plan::stored_bytes_per_token;
 use crate::spark::{LayerType, SparkConfig};
 use crate::verify::read_manifest;
@@ -57,18 +58,7 @@ fn artifact(dir: &ModelDir, args: &InspectArgs) -> anyhow::Result<()> {
     });
     let manifest = manifest.map_err(crate::error::Failure::from)?;
     let files = TensorFiles::open(dir)?;
-    // An artifact's config.json is the source's plus a quantization block.
-    let mut json = dir.read_json(crate::checkpoint::CONFIG_FILE)?;
-    let quantization = json.as_object_mut().and_then(|map| map.remove("quantization_config"));
-    let config = SparkConfig::parse(&json).map_err(|e| {
-        crate::error::Failure::from(
-            InputError::file(crate::checkpoint::CONFIG_FILE)
-                .subject(e.key)
-                .expected(e.expected)
-                .found(e.found)
-                .hint(e.hint),
-        )
-    })?;
+    let (config, quantization) = artifact_config(dir)?;
     if args.json {
         return print_json(&json!({
             "kind": "artifact", "artifact": dir.path(), "scheme": manifest.scheme, "options": manifest.options,

@@ -57,7 +57,8 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
         return Ok(Exit::Done);
     }
     let interrupt = Interrupt::install()?;
-    let (manifest, status) = on_threads(args.run, || produce(&request, args.run.progress, &interrupt))??;
+    let (manifest, status) =
+        on_threads(args.run.threads, || produce(&request, args.run.progress, &interrupt))??;
     print_outcome(&request, &manifest, status, args.json)?;
     Ok(Exit::Done)
 }

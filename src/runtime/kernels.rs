@@ -1,10 +1,11 @@
 //! Leaf kernels: slices in, slices out.
 //!
-//! **Order of summation.** A float dot product of length K is cut into blocks of [`dot::K_BLOCK`];
-//! inside a block, element k is added by a fused multiply-add to lane k mod 8, the lanes are added
-//! halves onto halves, and the blocks' sums are added in order. Weighted sums of value rows
-//! ([`mix`]) run over the positions one by one. Nothing in this depends on how many rows are
-//! multiplied together, so one token and a batch of tokens give the same bits.
+//! **Order of summation.** A float dot product of length K is cut into blocks of [`dot::K_BLOCK`] and
+//! those into segments of 128. Inside a segment, element k is added by a fused multiply-add to lane
+//! k mod 8; the lanes of the segments are added in order, then the lanes of a block halves onto
+//! halves, then the blocks' sums in order. Weighted sums of value rows ([`mix`]) run over the positions
+//! one by one. Nothing in this depends on how many rows are multiplied together, so one token and a
+//! batch of tokens give the same bits.
 
 pub(crate) mod activation;
 pub(crate) mod dot;

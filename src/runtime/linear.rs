@@ -9,6 +9,8 @@ use rayon::prelude::*;
 
 use super::kernels::dot;
 use super::kernels::rows::Rows;
+use crate::error::Result;
+use crate::formats::Packed;
 pub use float::FloatLinear;
 pub use int8::Int8Linear;
 
@@ -40,6 +42,18 @@ pub trait Linear: Send + Sync {
     /// When the lengths do not fit.
     fn forward(&self, x: &[f32], y: &mut [f32]) {
         self.forward_rows(x, 0..self.out_features(), y);
+    }
+}
+
+/// The linear of a module as an artifact stores it.
+///
+/// # Errors
+/// When its rows are too long for exact sums.
+pub fn packed_linear<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
+    match packed {
+        Packed::Int8(matrix) => {
+            Ok(Box::new(Int8Linear::new(matrix.codes, matrix.scales, matrix.in_features)?))
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::attention::Heads;
 use super::rope::Rope;
 use super::{Embedding, FloatEmbedding, FloatLinear, Linear, Rounding};
 use crate::error::{InputError, Result};
-use crate::spark::{LayerType, Module, SparkConfig, tensor_specs};
+use crate::spark::{LayerType, Module, SparkConfig, TensorSpec, tensor_specs};
 use crate::tensor::TensorView;
 
 /// The parts of one layer. Norm weights are `[hidden]`.
@@ -79,6 +79,20 @@ impl<'a> Model<'a> {
         rounding: Rounding,
         lookup: impl Fn(&str) -> Option<TensorView<'a>>,
     ) -> Result<Self> {
+        Self::from_parts(config, rounding, lookup, |_| Ok(None))
+    }
+
+    /// The model of an artifact: `packed` gives the linear of a module that is quantized, and `None`
+    /// for one whose floats `lookup` finds.
+    ///
+    /// # Errors
+    /// The first tensor that is missing, or is not what the configuration calls for.
+    pub fn from_parts(
+        config: SparkConfig,
+        rounding: Rounding,
+        lookup: impl Fn(&str) -> Option<TensorView<'a>>,
+        packed: impl Fn(&TensorSpec) -> Result<Option<Box<dyn Linear + 'a>>>,
+    ) -> Result<Self> {
         let specs = tensor_specs(&config);
         let find = |module: Module, layer: Option<usize>| -> Result<TensorView<'a>> {
             let spec = specs.iter().find(|s| s.module == module && s.layer == layer);
@@ -91,7 +105,11 @@ impl<'a> Model<'a> {
             Ok(view)
         };
         let linear = |module, layer| -> Result<Box<dyn Linear + 'a>> {
-            Ok(Box::new(FloatLinear::new(find(module, layer)?, rounding)?))
+            let spec = specs.iter().find(|s| s.module == module && s.layer == layer);
+            match spec.map(&packed).transpose()?.flatten() {
+                Some(linear) => Ok(linear),
+                None => Ok(Box::new(FloatLinear::new(find(module, layer)?, rounding)?)),
+            }
         };
         let norm = |module, layer| -> Result<Vec<f32>> {
             let view = find(module, layer)?;

@@ -90,8 +90,8 @@ impl ChatTemplate {
         tokenizer_config: &[u8],
         chat_template_jinja: Option<&str>,
     ) -> Result<Self, ChatError> {
-        let config: Json = serde_json::from_slice(tokenizer_config)
-            .map_err(|e| ChatError::Config(one_line(&e)))?;
+        let config: Json =
+            serde_json::from_slice(tokenizer_config).map_err(|e| ChatError::Config(one_line(&e)))?;
         if !config.is_object() {
             return Err(ChatError::Config("it isn't a JSON object".into()));
         }
@@ -121,8 +121,7 @@ impl ChatTemplate {
                 .map_err(|e| ChatError::Syntax(one_line(&e)))?;
             Ok(env)
         })?;
-        let special_tokens =
-            special_tokens.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
+        let special_tokens = special_tokens.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
         Ok(Self { env, special_tokens })
     }
 
@@ -144,8 +143,7 @@ impl ChatTemplate {
     }
 
     fn context(&self, chat: &Chat<'_>) -> Value {
-        let special =
-            self.special_tokens.iter().map(|(k, v)| (k.as_str(), Value::from(v.as_str())));
+        let special = self.special_tokens.iter().map(|(k, v)| (k.as_str(), Value::from(v.as_str())));
         let tools = chat.tools.map_or_else(|| Value::from(()), list);
         Value::from_pairs(
             special
@@ -161,9 +159,7 @@ impl ChatTemplate {
 }
 
 /// Runs the engine where it may recurse as deep as its limits allow.
-fn with_deep_stack<T: Send>(
-    work: impl FnOnce() -> Result<T, ChatError> + Send,
-) -> Result<T, ChatError> {
+fn with_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, ChatError> + Send) -> Result<T, ChatError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name(NAME.into())
@@ -184,8 +180,7 @@ fn template_in(config: &Json) -> Result<&str, ChatError> {
             return Err(ChatError::Config("chat_template is neither a text nor a list".into()));
         }
     };
-    let text =
-        |entry: &'_ Json, key: &str| entry.get(key).and_then(Json::as_str).map(str::to_owned);
+    let text = |entry: &'_ Json, key: &str| entry.get(key).and_then(Json::as_str).map(str::to_owned);
     list.iter()
         .find(|entry| entry.get("name").and_then(Json::as_str) == Some("default"))
         .and_then(|entry| entry.get("template").and_then(Json::as_str))
@@ -201,9 +196,7 @@ fn template_in(config: &Json) -> Result<&str, ChatError> {
 /// The entries of a `tokenizer_config.json` that name a special token.
 fn special_tokens(config: &Json) -> Result<Vec<(String, String)>, ChatError> {
     let mut found = Vec::new();
-    for name in
-        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"]
-    {
+    for name in ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"] {
         let content = match config.get(name) {
             None | Some(Json::Null) => continue,
             Some(Json::String(text)) => text,
@@ -389,9 +382,7 @@ mod tests {
     #[test]
     fn a_refusal_carries_the_words_of_the_template() {
         assert_eq!(
-            error(
-                "{% macro m() %}{{ raise_exception('roles must\nalternate') }}{% endmacro %}{{ m() }}"
-            ),
+            error("{% macro m() %}{{ raise_exception('roles must\nalternate') }}{% endmacro %}{{ m() }}"),
             "the chat template refuses these messages: roles must alternate"
         );
     }
@@ -428,10 +419,7 @@ mod tests {
             "{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
             "{% for i in range(9999) %}{% set x = ['y' * 9999] | tojson %}{% endfor %}",
         ] {
-            assert!(
-                matches!(render(source, &json!([])), Err(ChatError::OutOfSteps(_))),
-                "{source}"
-            );
+            assert!(matches!(render(source, &json!([])), Err(ChatError::OutOfSteps(_))), "{source}");
         }
         let long = "{% set x = 'x' * 999999 %}{% for i in range(18) %}{{ x }}{% endfor %}";
         assert!(matches!(render(long, &json!([])), Err(ChatError::OutputTooLarge(_))));
@@ -473,8 +461,7 @@ mod tests {
             "{{ n.x | pprint }}",
         ] {
             // Deep enough to matter, with steps left for the tail.
-            let source =
-                format!("{nest}{{% if i == 4000 %}}{{% break %}}{{% endif %}}{{% endfor %}}{tail}");
+            let source = format!("{nest}{{% if i == 4000 %}}{{% break %}}{{% endif %}}{{% endfor %}}{tail}");
             let result = render(&source, &json!([]));
             assert!(!matches!(result, Err(ChatError::OutOfSteps(_))), "{tail}");
         }
@@ -500,8 +487,7 @@ mod tests {
 
     #[test]
     fn key_order_and_sixty_four_bit_numbers_survive() {
-        let message =
-            json!([{"z": 18446744073709551615u64, "a": -9223372036854775808i64, "m": 1.0}]);
+        let message = json!([{"z": 18446744073709551615u64, "a": -9223372036854775808i64, "m": 1.0}]);
         assert_eq!(
             render("{{ messages[0] | tojson }}", &message).unwrap(),
             r#"{"z": 18446744073709551615, "a": -9223372036854775808, "m": 1.0}"#

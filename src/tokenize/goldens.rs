@@ -81,9 +81,7 @@ fn decoded_text_is_that_of_python() {
     for row in rows(ENCODE) {
         let ids = ids_of(&row);
         let text = row["text"].as_str().unwrap();
-        for (key, got) in
-            [("decoded", tok.decode(&ids)), ("skipped", tok.decode_skip_special(&ids))]
-        {
+        for (key, got) in [("decoded", tok.decode(&ids)), ("skipped", tok.decode_skip_special(&ids))] {
             let want = row.get(key).map_or(text, |t| t.as_str().unwrap());
             let got = got.unwrap();
             if got != want {

@@ -160,12 +160,7 @@ fn title(text: &str) -> String {
 }
 
 /// Python's methods on strings, lists and dicts.
-pub(super) fn method(
-    state: &mut State,
-    value: &Value,
-    name: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
+pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.as_str(), name) {
         (Some(text), "title") => {
             let () = from_args(args)?;

@@ -17,11 +17,7 @@ struct Style {
 }
 
 /// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(super) fn tojson(
-    state: &State,
-    value: &Value,
-    args: Rest<ValueOrKwargs>,
-) -> Result<Value, Error> {
+pub(super) fn tojson(state: &State, value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
     let (positional, kwargs): (&[Value], Kwargs) = from_args(&args)?;
     if positional.len() > 4 {

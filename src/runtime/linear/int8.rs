@@ -13,17 +13,17 @@ use crate::runtime::kernels::int8;
 /// `sum * token scale * row scale` in f32. A token of zeros gives zeros.
 #[derive(Clone, Debug)]
 pub struct Int8Linear<'a> {
-    codes: &'a [u8],
+    codes: &'a [i8],
     scales: Cow<'a, [f32]>,
     in_features: usize,
 }
 
 impl<'a> Int8Linear<'a> {
-    /// Borrows codes `[out, in]`, the bytes of i8, and one scale per row.
+    /// Borrows codes `[out, in]` and one scale per row.
     ///
     /// # Errors
     /// When there is not one row of codes per scale, or rows are too long for sums in i32.
-    pub fn new(codes: &'a [u8], scales: impl Into<Cow<'a, [f32]>>, in_features: usize) -> Result<Self> {
+    pub fn new(codes: &'a [i8], scales: impl Into<Cow<'a, [f32]>>, in_features: usize) -> Result<Self> {
         let scales = scales.into();
         if in_features == 0 || in_features > int8::MAX_K {
             let expected = format!("rows of 1 to {} int8 weights", int8::MAX_K);
@@ -33,7 +33,7 @@ impl<'a> Int8Linear<'a> {
             let expected = format!("{} rows of {in_features} int8 weights", scales.len());
             return Err(InputError::default()
                 .expected(expected)
-                .found(format!("{} bytes", codes.len()))
+                .found(format!("{} codes", codes.len()))
                 .into());
         }
         Ok(Self { codes, scales, in_features })
@@ -61,20 +61,12 @@ impl Linear for Int8Linear<'_> {
         split_rows(tokens, rows, y, |(): &mut (), rows, out| {
             let n = rows.len();
             let scales = &self.scales[rows.clone()];
-            let weights: &[i8] = as_i8(&self.codes[rows.start * k..rows.end * k]);
+            let weights = &self.codes[rows.start * k..rows.end * k];
             int8::multiply(&codes, weights, k, |r, c, sum| {
                 #[expect(clippy::cast_precision_loss, reason = "rounded once, to nearest")]
                 let sum = sum as f32;
                 out[r * n + c] = sum * token_scales[r] * scales[c];
             });
         });
-    }
-}
-
-fn as_i8(bytes: &[u8]) -> &[i8] {
-    // SAFETY: u8 and i8 have the same size and alignment, and every bit pattern is valid for both.
-    #[allow(unsafe_code)]
-    unsafe {
-        std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len())
     }
 }

@@ -111,8 +111,8 @@ fn float_linears() {
     }
 }
 
-fn int8_codes(n: usize) -> Vec<u8> {
-    noise(n, 2).into_iter().map(|x| (x * 128.0) as i8 as u8).collect()
+fn int8_codes(n: usize) -> Vec<i8> {
+    noise(n, 2).into_iter().map(|x| (x * 128.0) as i8).collect()
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn int8_linears() {
         let codes = int8_codes(shape[0] * shape[1]);
         let scales: Vec<f32> = noise(shape[0], 3).into_iter().map(|x| x.abs() + 0.01).collect();
         let w: Vec<f32> = (codes.chunks(shape[1]).zip(&scales))
-            .flat_map(|(codes, s)| codes.iter().map(move |c| f32::from(*c as i8) * s))
+            .flat_map(|(codes, s)| codes.iter().map(move |c| f32::from(*c) * s))
             .collect();
         let quantized = |x: &[f32]| {
             let scale = x.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
@@ -144,7 +144,7 @@ fn int8_sums_are_exact() {
     Int8Linear::new(&codes, &scales[..], k).unwrap().forward(&x, &mut y);
     let scale = x.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
     for (row, y) in y.iter().enumerate() {
-        let product = |(x, c): (&f32, &u8)| (x / scale).round_ties_even() as i64 * i64::from(*c as i8);
+        let product = |(x, c): (&f32, &i8)| (x / scale).round_ties_even() as i64 * i64::from(*c);
         let sum: i64 = x.iter().zip(&codes[row * k..][..k]).map(product).sum();
         assert_eq!(y.to_bits(), (sum as f32 * scale * scales[row]).to_bits());
     }

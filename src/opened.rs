@@ -1,0 +1,164 @@
+//! A checkpoint or an artifact, opened so that it can run: weights, tokenizer, chat template.
+
+use std::path::Path;
+
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles};
+use crate::error::{Failure, InputError, Result};
+use crate::formats::{self, Format, Head};
+use crate::plan::module_of;
+use crate::runtime::{Linear, Model, Rounding, packed_linear};
+use crate::spark::{Module, SparkConfig, TensorSpec};
+use crate::tokenize::{ChatTemplate, Tokenizer};
+use crate::verify::read_manifest;
+
+/// Something that can run.
+pub enum Opened {
+    /// A full-precision checkpoint.
+    Checkpoint(Box<Checkpoint>),
+    /// An artifact of this tool.
+    Artifact(Box<Artifact>),
+}
+
+/// The parts of an artifact that running it takes.
+pub struct Artifact {
+    dir: ModelDir,
+    config: SparkConfig,
+    files: TensorFiles,
+    format: Box<dyn Format>,
+}
+
+impl Artifact {
+    /// Opens the artifact in `dir`, of a format known from its manifest.
+    ///
+    /// # Errors
+    /// When its configuration or weights cannot be read.
+    pub fn open(dir: ModelDir, format: Box<dyn Format>) -> Result<Self> {
+        let (config, _) = artifact_config(&dir)?;
+        let files = TensorFiles::open(&dir)?;
+        Ok(Self { dir, config, files, format })
+    }
+
+    /// The model, whose quantized modules stay packed.
+    ///
+    /// # Errors
+    /// When a tensor is missing or is not what the format says.
+    pub fn model(&self) -> Result<Model<'_>> {
+        let packed = |spec: &TensorSpec| -> Result<Option<Box<dyn Linear + '_>>> {
+            let quantized = match spec.module {
+                Module::LmHead => self.format.head() == Head::Quantized,
+                module => self.format.quantizes(module),
+            };
+            let [out, input] = spec.shape[..] else { return Ok(None) };
+            if !quantized {
+                return Ok(None);
+            }
+            let read = self.format.read(&self.files, module_of(&spec.name), [out, input]);
+            let packed = read.map_err(|problems| {
+                let first = problems.into_iter().next();
+                let (tensor, what) = first.map(|p| (p.tensor, p.what)).unwrap_or_default();
+                InputError::file(self.dir.path().display())
+                    .subject(tensor)
+                    .found(what)
+                    .hint("verify tells more")
+            })?;
+            packed_linear(packed).map(Some)
+        };
+        Model::from_parts(self.config.clone(), Rounding::None, |name| self.files.get(name), packed)
+    }
+}
+
+/// The configuration of an artifact: the source's, plus a quantization block that is returned beside it.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn artifact_config(dir: &ModelDir) -> Result<(SparkConfig, Option<serde_json::Value>)> {
+    let mut json = dir.read_json(CONFIG_FILE)?;
+    let block = json.as_object_mut().and_then(|map| map.shift_remove("quantization_config"));
+    let config = SparkConfig::parse(&json).map_err(|e| {
+        InputError::file(CONFIG_FILE).subject(e.key).expected(e.expected).found(e.found).hint(e.hint)
+    })?;
+    Ok((config, block))
+}
+
+impl Opened {
+    /// Opens a directory: an artifact if it has a manifest, else a checkpoint.
+    ///
+    /// # Errors
+    /// When it is neither, or not complete.
+    pub fn open(path: &Path) -> Result<Self> {
+        let dir = ModelDir::open(path)?;
+        if !dir.has(MANIFEST_FILE) {
+            return Ok(Self::Checkpoint(Box::new(Checkpoint::open(path)?)));
+        }
+        let manifest = read_manifest(&dir)?.map_err(|finding| {
+            InputError::file(MANIFEST_FILE).found(finding.what).hint("write the artifact again")
+        })?;
+        let format = formats::from_manifest(&manifest.scheme, &manifest.options)
+            .map_err(|what| InputError::file(MANIFEST_FILE).found(what))?;
+        Ok(Self::Artifact(Box::new(Artifact::open(dir, format)?)))
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &ModelDir {
+        match self {
+            Self::Checkpoint(checkpoint) => &checkpoint.dir,
+            Self::Artifact(artifact) => &artifact.dir,
+        }
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &SparkConfig {
+        match self {
+            Self::Checkpoint(checkpoint) => &checkpoint.config,
+            Self::Artifact(artifact) => &artifact.config,
+        }
+    }
+
+    /// The model, in f32 arithmetic around whatever the weights are.
+    ///
+    /// # Errors
+    /// When a tensor is missing or is not what it should be.
+    pub fn model(&self) -> Result<Model<'_>> {
+        match self {
+            Self::Checkpoint(checkpoint) => checkpoint_model(checkpoint, Rounding::None),
+            Self::Artifact(artifact) => artifact.model(),
+        }
+    }
+}
+
+/// The model of a checkpoint.
+///
+/// # Errors
+/// When a tensor is missing or is not what it should be.
+pub fn checkpoint_model(checkpoint: &Checkpoint, rounding: Rounding) -> Result<Model<'_>> {
+    Model::from_views(checkpoint.config.clone(), rounding, |name| checkpoint.files.get(name))
+}
+
+/// The tokenizer of a model directory.
+///
+/// # Errors
+/// When tokenizer.json is missing or not one.
+pub fn tokenizer(dir: &ModelDir, config: &SparkConfig) -> Result<Tokenizer> {
+    const FILE: &str = "tokenizer.json";
+    let vocab_size = u32::try_from(config.vocab_size).map_err(|e| InputError::file(CONFIG_FILE).found(e))?;
+    Tokenizer::from_json(&dir.read(FILE)?, vocab_size)
+        .map_err(|e| InputError::file(FILE).found(e).hint("download the checkpoint's tokenizer again").into())
+}
+
+/// The chat template of a model directory.
+///
+/// # Errors
+/// When there is none, or it cannot be used.
+pub fn chat_template(dir: &ModelDir) -> Result<ChatTemplate> {
+    const CONFIG: &str = "tokenizer_config.json";
+    const JINJA: &str = "chat_template.jinja";
+    let jinja = match dir.has(JINJA) {
+        true => {
+            let text = String::from_utf8(dir.read(JINJA)?);
+            Some(text.map_err(|e| Failure::from(InputError::file(JINJA).expected("UTF-8").found(e)))?)
+        }
+        false => None,
+    };
+    ChatTemplate::from_config(&dir.read(CONFIG)?, jinja.as_deref())
+        .map_err(|e| InputError::file(CONFIG).found(e).hint("plain text needs no template (--raw)").into())
+}
