@@ -220,10 +220,10 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub tokens: Option<Vec<u32>>,
     /// Continue the text of --prompt as it is, without the chat template
-    #[arg(long, requires = "prompt")]
+    #[arg(long, requires = "prompt", conflicts_with = "tokens")]
     pub raw: bool,
     /// Answer without thinking first
-    #[arg(long, requires = "prompt", conflicts_with = "raw")]
+    #[arg(long, requires = "prompt", conflicts_with_all = ["raw", "tokens"])]
     pub no_think: bool,
     /// Stop after so many tokens, if the model does not stop before
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]

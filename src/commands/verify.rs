@@ -1,5 +1,6 @@
 //! `verify`: judge artifacts from their bytes on disk; any finding, or a missed gate, is exit 1.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -49,11 +50,22 @@ struct Gate {
     passed: bool,
 }
 
-/// The checkpoint, and what it says in every scenario.
+/// The checkpoint, and what it says in every scenario: found out when the first artifact gets that far.
 struct Source<'a> {
     checkpoint: &'a Checkpoint,
+    scenarios: &'a [Scenario],
     model: Model<'a>,
-    references: Vec<Reference>,
+    references: OnceCell<Vec<Reference>>,
+}
+
+impl Source<'_> {
+    fn references(&self, interrupt: &Interrupt) -> Result<&[Reference]> {
+        if let Some(references) = self.references.get() {
+            return Ok(references);
+        }
+        let references = run_references(self.checkpoint, &self.model, self.scenarios, interrupt)?;
+        Ok(self.references.get_or_init(|| references))
+    }
 }
 
 pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
@@ -75,7 +87,8 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
         }
         let source = Source {
             model: checkpoint_model(&checkpoint, Rounding::None)?,
-            references: run_references(&checkpoint, &scenarios, &interrupt)?,
+            references: OnceCell::new(),
+            scenarios: &scenarios,
             checkpoint: &checkpoint,
         };
         artifacts.iter().map(|path| judge(path, &source, args, &interrupt)).collect()
@@ -155,13 +168,10 @@ fn is_hidden(path: &Path) -> bool {
 /// Runs the scenarios through the checkpoint, once for all artifacts.
 fn run_references(
     checkpoint: &Checkpoint,
+    model: &Model<'_>,
     scenarios: &[Scenario],
     interrupt: &Interrupt,
 ) -> Result<Vec<Reference>> {
-    if scenarios.is_empty() {
-        return Ok(Vec::new());
-    }
-    let model = checkpoint_model(checkpoint, Rounding::None)?;
     let floor = checkpoint_model(checkpoint, Rounding::Bf16)?;
     let tokenizer = tokenizer(&checkpoint.dir, &checkpoint.config)?;
     let template: Option<tokenize::ChatTemplate> = match scenarios.iter().any(Scenario::is_chat) {
@@ -173,7 +183,7 @@ fn run_references(
         .map(|scenario| {
             let prompt = scenario.tokens(&checkpoint.config, &tokenizer, template.as_ref())?;
             tracing::debug!("scenario {}: {} tokens through the checkpoint", scenario.name, prompt.len());
-            Reference::run(&scenario.name, &prompt, scenario.new_tokens, &model, &floor, interrupt)
+            Reference::run(&scenario.name, &prompt, scenario.new_tokens, model, &floor, interrupt)
         })
         .collect()
 }
@@ -247,9 +257,10 @@ fn examine(
     verdict.gates.push(weight_gate(&modules, args.min_weight_snr_db.unwrap_or(defaults.min_weight_snr_db)));
     verdict.modules = modules;
     // Running what no loader would take, or takes for something else, measures nothing.
-    if verdict.findings.is_empty() && !source.references.is_empty() {
+    if verdict.findings.is_empty() && !source.scenarios.is_empty() {
         let artifact = Artifact::open(dir, format)?;
-        let behaviour = check_behaviour(&source.references, &source.model, &artifact.model()?, interrupt)?;
+        let references = source.references(interrupt)?;
+        let behaviour = check_behaviour(references, &source.model, &artifact.model()?, interrupt)?;
         verdict.gates.extend(behaviour_gates(&behaviour, args, defaults));
         verdict.behaviour = Some(behaviour);
     }

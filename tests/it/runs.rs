@@ -92,10 +92,17 @@ impl Model {
         run(self.root.path(), args)
     }
 
-    /// Runs `verify out` against the checkpoint, with more arguments.
+    /// Runs `verify out --scenario none` against the checkpoint, with more arguments: what the bytes
+    /// are, not what the model says.
     pub(crate) fn verify(&self, more: &[&str]) -> Run {
+        self.verify_scenario("none", more)
+    }
+
+    /// Runs `verify out` with one scenario.
+    pub(crate) fn verify_scenario(&self, scenario: &str, more: &[&str]) -> Run {
         let mut args = vec!["verify".into(), self.out().into_os_string(), "--reference".into()];
         args.push(self.dir.clone().into_os_string());
+        args.extend(["--scenario".into(), scenario.into()]);
         args.extend(more.iter().map(Into::into));
         run(self.root.path(), args)
     }

@@ -292,7 +292,11 @@ fn gates_decide_the_exit_code() {
     let bar = (lowest + 0.01).to_string();
     let failed = model.verify(&["--min-weight-snr-db", &bar]).expect(1);
     assert!(failed.stdout.contains("FAIL"), "{}", failed.stdout);
-    model.verify(&["--min-weight-snr-db", "NaN"]).expect(2);
+    for wrong in
+        [["--min-weight-snr-db", "NaN"], ["--min-greedy", "1.5"], ["--max-kld", "-1"], ["--min-snr-db", "20"]]
+    {
+        model.verify(&wrong).expect(2);
+    }
 }
 
 #[test]
@@ -303,13 +307,15 @@ fn without_arguments_every_artifact_of_the_directory_is_taken() {
     run(root, ["quantize", "model", "--scheme", "w8a8"]).expect(0);
     run(root, ["quantize", "model", "--scheme", "w8a8", "--head", "int8"]).expect(0);
     fs::create_dir(root.join("artifacts/.half.partial")).unwrap();
-    let report = run(root, ["verify", "--reference", "model", "--json"]).expect(0).json();
+    let report =
+        run(root, ["verify", "--reference", "model", "--scenario", "none", "--json"]).expect(0).json();
     let names: Vec<_> =
         report["artifacts"].as_array().unwrap().iter().map(|a| a["artifact"].clone()).collect();
     assert_eq!(names, ["artifacts/model-w8a8", "artifacts/model-w8a8-head8"]);
     // One bad artifact fails the run, and only that one.
     fs::write(root.join("artifacts/model-w8a8/tokenizer.json"), "{}").unwrap();
-    let report = run(root, ["verify", "--reference", "model", "--json"]).expect(1).json();
+    let report =
+        run(root, ["verify", "--reference", "model", "--scenario", "none", "--json"]).expect(1).json();
     assert_eq!(report["artifacts"][0]["passed"], false);
     assert_eq!(report["artifacts"][1]["passed"], true);
 }
