@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use spark_convert::opened::Opened;
 use spark_convert::quant::ErrorSums;
 use spark_convert::quant::int8::{self, Method};
+use spark_convert::runtime::{Model, State, argmax};
 use spark_convert::tensor::{TensorView, amax_bits};
 use xtask::fixtures::FixtureSpec;
 
@@ -158,20 +160,20 @@ pub(super) fn checkpoints(dir: &Path) -> Result<()> {
     })
 }
 
-/// The real consumer on the small presets: loads, every linear on its int8 kernel, generates.
+/// The real consumer on the small presets: loads, every linear on its int8 kernel, and its
+/// log-probabilities are this runtime's.
 fn vllm(dir: &Path) -> Result<()> {
     let python = python(dir, "vllm")?;
     let temp = tempfile::tempdir()?;
     let prompts = temp.path().join("prompts.json");
-    fs::write(&prompts, "[[3,17,42,99],[7,6,5,4,3,2,1,9,8,7,6,5,4,3,2,1,10,11,12,13]]")?;
+    // Shorter than the window of 16, and five times as long.
+    let long: Vec<u32> = (0..80u32).map(|i| (i * i * 31 + i * 17 + 7) % 512).collect();
+    fs::write(&prompts, serde_json::to_string(&vec![vec![3, 17, 42, 99], long])?)?;
     with_artifacts(&["square", "wide"], |preset, _, artifact, head| {
         let mut load = program(&python);
-        load.arg(dir.join("run_vllm.py")).arg(artifact).arg(&prompts).args([
-            "--threads",
-            "1",
-            "--max-tokens",
-            "8",
-        ]);
+        load.arg(dir.join("run_vllm.py")).arg(artifact).arg(&prompts);
+        // float32 activations: bf16 rounding would flip int8 codes.
+        load.args(["--threads", "1", "--max-tokens", "24", "--dtype", "float32"]);
         let said: Value = serde_json::from_str(&output(load.env("VLLM_CPU_KVCACHE_SPACE", "1"))?)?;
         let methods = said["methods"].as_object().context("methods")?;
         let int8: u64 = methods
@@ -185,7 +187,62 @@ fn vllm(dir: &Path) -> Result<()> {
         if int8 != expected {
             bail!("{preset}, {head} head: {int8} int8 modules, expected {expected}: {methods:?}");
         }
-        println!("vllm {preset}, {head} head: {int8} int8 modules, tokens {}", said["results"][0]["tokens"]);
+        let opened = Opened::open(artifact)?;
+        let model = opened.model()?;
+        for result in said["results"].as_array().context("results")? {
+            let agreement = agreement(&model, result)?;
+            println!("vllm {preset}, {head} head: {int8} int8 modules, {agreement}");
+            agreement.check()?;
+        }
         Ok(())
     })
+}
+
+/// How far two implementations of one artifact are from each other.
+struct Agreement {
+    /// Mean |log-probability difference| over the other's 20 most likely tokens.
+    mean_diff: f64,
+    /// Positions whose choice differs although the margin is above 0.1 nats.
+    decided_otherwise: usize,
+    positions: usize,
+}
+
+impl Agreement {
+    /// # Errors
+    /// Above a mean of 0.05 nats, or with a decided choice that differs.
+    fn check(&self) -> Result<()> {
+        ensure!(self.mean_diff <= 0.05 && self.decided_otherwise == 0, "too far apart: {self}");
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Agreement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { mean_diff, decided_otherwise, positions } = self;
+        write!(f, "mean logprob difference {mean_diff:.5}, {decided_otherwise} of {positions} choices differ")
+    }
+}
+
+/// Feeds what vLLM generated to this runtime and compares the log-probabilities of every position.
+fn agreement(model: &Model<'_>, result: &Value) -> Result<Agreement> {
+    let ids = |v: &Value| -> Result<Vec<u32>> { Ok(serde_json::from_value(v.clone())?) };
+    let (prompt, generated) = (ids(&result["prompt"])?, ids(&result["tokens"])?);
+    let fed = [&prompt[..], &generated[..generated.len() - 1]].concat();
+    let width = model.config().hidden_size;
+    let hidden = model.forward(&mut State::new(model.config()), &fed)?;
+    let (mut sum, mut count, mut decided_otherwise) = (0.0, 0, 0);
+    let tops: Vec<Vec<(u32, f64)>> = serde_json::from_value(result["top"].clone())?;
+    for (i, top) in tops.iter().enumerate() {
+        let at = prompt.len() - 1 + i;
+        let logits = model.logits(&hidden[at * width..(at + 1) * width]);
+        let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let log_sum = max + logits.iter().map(|x| (f64::from(*x) - max).exp()).sum::<f64>().ln();
+        for (token, logprob) in top {
+            sum += (f64::from(logits[*token as usize]) - log_sum - logprob).abs();
+            count += 1;
+        }
+        let margin = top[0].1 - top[1].1;
+        decided_otherwise += usize::from(argmax(&logits) != top[0].0 && margin > 0.1);
+    }
+    Ok(Agreement { mean_diff: sum / f64::from(count), decided_otherwise, positions: tops.len() })
 }
