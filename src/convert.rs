@@ -15,7 +15,7 @@ use crate::artifact::{
 };
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, MANIFEST_FILE, Shard};
 use crate::error::{InputError, Result};
-use crate::formats::Format;
+use crate::formats::{Format, OutputTensor};
 use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, PlannedShard, Step};
 use crate::progress::Progress;
@@ -87,6 +87,20 @@ pub fn convert(
     let sealed = manifest.seal().map_err(|e| InputError::file(MANIFEST_FILE).found(e))?;
     staging.write(MANIFEST_FILE, &sealed)?;
     Manifest::unseal(&sealed).map_err(|e| InputError::file(MANIFEST_FILE).found(e).into())
+}
+
+/// Anonymous memory that [`convert`] stays below, in bytes: what the program itself and its threads
+/// take, two encoded blocks, a row of f32 per thread, and the tensors that wait for the end of their
+/// module.
+pub fn peak_memory_bytes(plan: &Plan, checkpoint: &Checkpoint, threads: usize) -> u64 {
+    const PROGRAM: u64 = 6 << 20;
+    const PER_THREAD: u64 = 256 << 10;
+    let longest_row = checkpoint.specs.iter().map(|s| s.shape.last().map_or(0, |&n| n as u64 * 4)).max();
+    let waiting =
+        plan.steps().map(|(_, s)| s.outputs[1..].iter().map(OutputTensor::len_bytes).sum::<u64>()).max();
+    // An f32 source is copied as it is; a block is one row at least.
+    let block = (BLOCK_BYTES as u64).max(longest_row.unwrap_or(0));
+    PROGRAM + 2 * block + threads as u64 * (PER_THREAD + longest_row.unwrap_or(0)) + 2 * waiting.unwrap_or(0)
 }
 
 /// config.json with the format's block: key order and unknown keys are kept.

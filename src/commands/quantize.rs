@@ -9,7 +9,7 @@ use super::{model_arg, on_threads, print, print_json, table};
 use crate::artifact::{Manifest, Staging, check_space, refuse_overlap};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::{HeadArg, MethodArg, QuantizeArgs, SchemeArg};
-use crate::convert::convert;
+use crate::convert::{convert, peak_memory_bytes};
 use crate::error::{Exit, Failure, Result};
 use crate::formats::{Format, Head, W8a8};
 use crate::interrupt::Interrupt;
@@ -53,7 +53,8 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
         tracing::info!("{note}");
     }
     if args.dry_run {
-        print_plan(&request, args.json)?;
+        let threads = args.run.threads.threads.map_or_else(rayon::current_num_threads, usize::from);
+        print_plan(&request, args.json, peak_memory_bytes(&request.plan, &request.checkpoint, threads))?;
         return Ok(Exit::Done);
     }
     let interrupt = Interrupt::install()?;
@@ -195,7 +196,7 @@ fn same_side_file(checkpoint: &Checkpoint, manifest: &Manifest, name: &str) -> b
     matches!((hash, manifest.files.get(name)), (Some((sha256, _)), Some(record)) if sha256 == record.sha256)
 }
 
-fn print_plan(request: &Request, json: bool) -> anyhow::Result<()> {
+fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::Result<()> {
     let Request { checkpoint, format, plan, out, .. } = request;
     let sizes = plan.sizes;
     if json {
@@ -212,7 +213,7 @@ fn print_plan(request: &Request, json: bool) -> anyhow::Result<()> {
             .collect();
         return print_json(&json!({
             "artifact": out, "scheme": format.scheme(), "options": format.options(), "sizes": sizes,
-            "notes": checkpoint.notes, "tensors": tensors,
+            "peak_memory_bytes": peak_memory_bytes, "notes": checkpoint.notes, "tensors": tensors,
         }));
     }
     let mut rows =
@@ -234,13 +235,15 @@ fn print_plan(request: &Request, json: bool) -> anyhow::Result<()> {
     }
     let mut text = table::table(&rows);
     text += &format!(
-        "\n{}: {} of {}, {} read per token, {:.2} bits per weight, {} modules quantized; nothing was written\n",
+        "\n{}: {} of {}, {} read per token, {:.2} bits per weight, {} modules quantized\n\
+         takes at most {} of anonymous memory; nothing was written\n",
         out.display(),
         format.scheme(),
         table::bytes(sizes.tensor_bytes),
         table::bytes(sizes.bytes_per_token),
         sizes.bits_per_weight,
-        sizes.quantized_modules
+        sizes.quantized_modules,
+        table::bytes(peak_memory_bytes),
     );
     Ok(print(&text)?)
 }
