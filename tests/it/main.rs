@@ -1,5 +1,7 @@
-//! End-to-end tests: the real binary on checkpoints made at run time.
+//! End-to-end tests on checkpoints made at run time: the real binary, and the forward pass against
+//! goldens of PyTorch.
 
+mod forward;
 mod known_failures;
 mod quantize;
 mod readme;
