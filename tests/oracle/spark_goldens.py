@@ -17,6 +17,10 @@ Two files per checkpoint:
 
 In f64 the rotary angles (inverse frequency and its product with the position) stay f32: they are
 part of the definition of the model, not an error of rounding.
+
+    python spark_goldens.py --model DIR --truth FILE --tokens 3,17,42
+
+writes f64 logits of any checkpoint instead, as little-endian f64, [tokens, vocab].
 """
 
 import argparse
@@ -153,15 +157,24 @@ def snr(truth, found):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="checkpoint directory")
-    parser.add_argument("--name", required=True, help="how the files are called")
-    parser.add_argument("--out", required=True, help="directory of the goldens")
+    parser.add_argument("--name", help="how the goldens are called")
+    parser.add_argument("--out", help="directory of the goldens")
+    parser.add_argument("--truth", help="file for f64 logits, in place of goldens")
+    parser.add_argument("--tokens", help="their tokens, with commas")
     args = parser.parse_args()
+    if not (args.truth and args.tokens or args.name and args.out):
+        parser.error("either --name and --out or --truth and --tokens")
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
 
     config = json.loads((Path(args.model) / "config.json").read_text(encoding="utf-8"))
     assert config["model_type"] == "spark2_5" and config["hidden_act"] == "gelu"
     assert config["gate_attn_act_mode"] == "sigmoid" and config["headwise_attn_output_gate"]
+    if args.truth:
+        tokens = [int(token) for token in args.tokens.split(",")]
+        rows = logits(config, Weights(args.model, torch.float64), tokens)
+        Path(args.truth).write_bytes(rows.contiguous().numpy().astype("<f8").tobytes())
+        return
     window, vocab = config["sliding_window"], config["vocab_size"]
     lengths = [window - 1, window, window + 1, 3 * window, WINDOWS * window]
     tokens = short_prompt(WINDOWS * window, vocab)
