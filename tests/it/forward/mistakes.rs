@@ -2,9 +2,12 @@
 //! golden, so the tests against the golden would find it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use spark_convert::checkpoint::Checkpoint;
-use spark_convert::runtime::{Edge, LayerEdge, Model, Rounding, State};
+use spark_convert::runtime::{
+    Edge, FloatEmbedding, FloatLinear, LayerEdge, LayerParts, Linear, Model, ModelParts, Rounding, State,
+};
 use spark_convert::spark::LayerType;
 use spark_convert::tensor::TensorView;
 use tempfile::TempDir;
@@ -189,10 +192,8 @@ fn the_activation_is_the_exact_gelu_not_its_tanh_form() {
         })
         .unwrap();
     assert_eq!(gates.len(), 8 * 80 * case.config().intermediate_size);
-    let half = |x: f64, tail: f64| x / 2.0 * (1.0 + tail);
-    let tanh_of = |x: f64| (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
-    let exact: Vec<f64> = gates.iter().map(|x| half(*x, libm::erf(x / 2f64.sqrt()))).collect();
-    let tanh: Vec<f64> = gates.iter().map(|x| half(*x, libm::tanh(tanh_of(*x)))).collect();
+    let exact: Vec<f64> = gates.iter().copied().map(gelu).collect();
+    let tanh: Vec<f64> = gates.iter().copied().map(gelu_tanh).collect();
     // 1 + erf has an error of 2 units at its own scale, whatever is left of it.
     for ((x, exact), found) in gates.iter().zip(&exact).zip(&activated) {
         let units = (f64::from(*found) - exact).abs() / (x.abs() * f64::from(f32::EPSILON));
@@ -205,4 +206,87 @@ fn the_activation_is_the_exact_gelu_not_its_tanh_form() {
     let farthest = tanh.iter().zip(&activated).map(|(t, f)| (t - f64::from(*f)).abs()).fold(0.0, f64::max);
     println!("tanh form: {db:.1} dB, at most {farthest:e}");
     assert!(farthest > 1e-5);
+}
+
+fn gelu(x: f64) -> f64 {
+    x / 2.0 * (1.0 + libm::erf(x / 2f64.sqrt()))
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    let inside = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+    x / 2.0 * (1.0 + libm::tanh(inside))
+}
+
+/// An up projection that turns the exact activation it will be multiplied with into another form.
+struct OtherGelu<'a> {
+    gate: FloatLinear<'a>,
+    up: FloatLinear<'a>,
+    /// What the gate projection goes through instead.
+    form: fn(f64) -> f64,
+}
+
+impl Linear for OtherGelu<'_> {
+    fn in_features(&self) -> usize {
+        self.up.in_features()
+    }
+
+    fn out_features(&self) -> usize {
+        self.up.out_features()
+    }
+
+    fn forward_rows(&self, x: &[f32], rows: Range<usize>, y: &mut [f32]) {
+        let mut gate = vec![0.0; y.len()];
+        self.gate.forward_rows(x, rows.clone(), &mut gate);
+        self.up.forward_rows(x, rows, y);
+        for (y, gate) in y.iter_mut().zip(gate) {
+            let exact = gelu(f64::from(gate));
+            if exact != 0.0 {
+                *y = (f64::from(*y) * (self.form)(f64::from(gate)) / exact) as f32;
+            }
+        }
+    }
+}
+
+#[test]
+fn the_tanh_form_is_seen_in_the_logits() {
+    for (preset, case) in Case::both() {
+        let linear = |name: &str| FloatLinear::new(case.checkpoint.tensor(name), Rounding::None).unwrap();
+        let norm = |name: &str| {
+            let mut weight = vec![0.0; case.config().hidden_size];
+            case.checkpoint.tensor(name).decode_row(0, &mut weight);
+            weight
+        };
+        let with = |form| {
+            let layer = |i: usize| {
+                let mlp = |part: &str| linear(&format!("model.layers.{i}.mlp.{part}.weight"));
+                LayerParts {
+                    input_norm: norm(&format!("model.layers.{i}.input_layernorm.weight")),
+                    qkv: Box::new(linear(&attention(i, "q_k_v_proj"))),
+                    head_gate: Box::new(linear(&attention(i, "g_proj"))),
+                    out: Box::new(linear(&attention(i, "out_proj"))),
+                    post_attention_norm: norm(&format!("model.layers.{i}.post_attention_layernorm.weight")),
+                    mlp_gate: Box::new(mlp("gate_proj")),
+                    mlp_up: Box::new(OtherGelu { gate: mlp("gate_proj"), up: mlp("up_proj"), form }),
+                    mlp_down: Box::new(mlp("down_proj")),
+                }
+            };
+            let embedding = "model.embedding.weight";
+            let model = Model::new(ModelParts {
+                config: case.config().clone(),
+                embedding: Box::new(FloatEmbedding::new(case.checkpoint.tensor(embedding)).unwrap()),
+                layers: (0..case.config().num_hidden_layers()).map(layer).collect(),
+                final_norm: norm("model.norm.weight"),
+                head: Box::new(linear(embedding)),
+                rounding: Rounding::None,
+            })
+            .unwrap();
+            case.snr(&case.logits(&model), 0..80)
+        };
+        // The instrument: the exact form in place of itself.
+        let db = with(gelu);
+        assert!(db >= 110.0, "{preset}: {db} dB");
+        let db = with(gelu_tanh);
+        println!("{preset}: {db:.1} dB");
+        assert!(db < 100.0, "{preset}: {db} dB");
+    }
 }
