@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make the goldens of the forward pass (tests/it/forward.rs) with PyTorch.
 
-    cargo xtask fixtures --preset square --out /tmp/square
-    python spark_goldens.py --model /tmp/square --name square --out fixtures/goldens/runtime
+    cargo xtask fixtures --preset square --out target/square
+    python spark_goldens.py --model target/square --name square --out fixtures/goldens/runtime
 
 The model is written for reading: whole prompts, one head after the other, a plain [T, T] mask, no
 cache; greedy text is made by running everything again for each token. It shares no code with the
