@@ -1,7 +1,9 @@
-//! End-to-end tests: the real binary on checkpoints made at run time.
+//! End-to-end tests on checkpoints made at run time: the real binary, and the forward pass against
+//! goldens of PyTorch.
 
 mod behaviour;
 mod calibration;
+mod forward;
 mod known_failures;
 mod quantize;
 mod readme;

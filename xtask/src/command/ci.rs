@@ -135,9 +135,10 @@ fn referees() -> Result<()> {
     oracle::grids(&dir)?;
     if oracle::is_made("full") {
         oracle::checkpoints(&dir)?;
+        oracle::forward(&dir)?;
     } else {
         println!(
-            "SKIPPED: the large environment of the checkpoint referees is not made (cargo xtask oracle --set full)"
+            "SKIPPED: the large environment of the checkpoint and forward pass referees is not made (cargo xtask oracle --set full)"
         );
     }
     Ok(())

@@ -3,6 +3,8 @@
 //! They are Python programs on the real libraries, kept outside this project; each set makes its own
 //! environment once.
 
+mod reference;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +28,8 @@ enum Set {
     Light,
     /// The real compressed-tensors library reads artifacts (5.1 GiB).
     Full,
+    /// PyTorch computes logits and greedy tokens (the environment of `full`).
+    Reference,
     /// vLLM's CPU build loads artifacts and generates (6.2 GiB, Linux x86-64).
     Vllm,
 }
@@ -47,6 +51,7 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
         match set {
             Set::Light => grids(&dir)?,
             Set::Full => checkpoints(&dir)?,
+            Set::Reference => forward(&dir)?,
             Set::Vllm => vllm(&dir)?,
         }
     }
@@ -158,6 +163,11 @@ pub(super) fn checkpoints(dir: &Path) -> Result<()> {
         check.arg(dir.join("check_w8a8.py")).arg("--source").arg(source).arg("--artifact").arg(artifact);
         run(check.args(["--head", head]))
     })
+}
+
+/// The forward pass against PyTorch.
+pub(super) fn forward(dir: &Path) -> Result<()> {
+    reference::check(dir, &python(dir, "full")?)
 }
 
 /// The real consumer on the small presets: loads, every linear on its int8 kernel, and its
