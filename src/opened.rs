@@ -8,7 +8,7 @@ use crate::formats::{self, Format, Head};
 use crate::plan::module_of;
 use crate::runtime::{Linear, Model, Rounding, packed_linear};
 use crate::spark::{Module, SparkConfig, TensorSpec};
-use crate::tokenize::{ChatTemplate, Tokenizer};
+use crate::tokenize::{ChatError, ChatTemplate, Tokenizer};
 use crate::verify::read_manifest;
 
 /// Something that can run.
@@ -145,20 +145,36 @@ pub fn tokenizer(dir: &ModelDir, config: &SparkConfig) -> Result<Tokenizer> {
         .map_err(|e| InputError::file(FILE).found(e).hint("download the checkpoint's tokenizer again").into())
 }
 
-/// The chat template of a model directory.
+/// The chat template of a model directory, if it has one.
 ///
 /// # Errors
-/// When there is none, or it cannot be used.
-pub fn chat_template(dir: &ModelDir) -> Result<ChatTemplate> {
-    const CONFIG: &str = "tokenizer_config.json";
-    const JINJA: &str = "chat_template.jinja";
-    let jinja = match dir.has(JINJA) {
+/// When there is one that cannot be used.
+pub fn chat_template(dir: &ModelDir) -> Result<Option<ChatTemplate>> {
+    let jinja = match dir.has(TEMPLATE_FILE) {
         true => {
-            let text = String::from_utf8(dir.read(JINJA)?);
-            Some(text.map_err(|e| Failure::from(InputError::file(JINJA).expected("UTF-8").found(e)))?)
+            let text = String::from_utf8(dir.read(TEMPLATE_FILE)?);
+            Some(text.map_err(|e| Failure::from(InputError::file(TEMPLATE_FILE).expected("UTF-8").found(e)))?)
         }
         false => None,
     };
-    ChatTemplate::from_config(&dir.read(CONFIG)?, jinja.as_deref())
-        .map_err(|e| InputError::file(CONFIG).found(e).hint("plain text needs no template (--raw)").into())
+    if jinja.is_none() && !dir.has(TOKENIZER_CONFIG) {
+        return Ok(None);
+    }
+    match ChatTemplate::from_config(&dir.read(TOKENIZER_CONFIG)?, jinja.as_deref()) {
+        Ok(template) => Ok(Some(template)),
+        Err(ChatError::Missing) => Ok(None),
+        Err(e) => Err(InputError::file(TOKENIZER_CONFIG).found(e).into()),
+    }
 }
+
+/// Says that a chat needs a template.
+pub fn no_chat_template(hint: &str) -> Failure {
+    InputError::file(TOKENIZER_CONFIG)
+        .expected(format!("a chat_template, here or in {TEMPLATE_FILE}"))
+        .found("none")
+        .hint(hint)
+        .into()
+}
+
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const TEMPLATE_FILE: &str = "chat_template.jinja";

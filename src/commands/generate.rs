@@ -8,7 +8,7 @@ use super::{model_arg, on_threads, print_json};
 use crate::cli::GenerateArgs;
 use crate::error::{Exit, Failure, InputError};
 use crate::interrupt::Interrupt;
-use crate::opened::{Opened, chat_template, tokenizer};
+use crate::opened::{Opened, chat_template, no_chat_template, tokenizer};
 use crate::runtime::{State, argmax};
 use crate::tokenize::{Chat, DecodeStream, Tokenizer};
 
@@ -52,7 +52,9 @@ fn prompt(args: &GenerateArgs, opened: &Opened, tokenizer: Option<&Tokenizer>) -
             add_generation_prompt: true,
             enable_thinking: args.no_think.then_some(false),
         };
-        let rendered = chat_template(opened.dir())?.render(&chat);
+        let template = chat_template(opened.dir())?;
+        let template = template.ok_or_else(|| no_chat_template("plain text needs none: pass --raw"))?;
+        let rendered = template.render(&chat);
         let rendered =
             rendered.map_err(|e| Failure::from(InputError::file("tokenizer_config.json").found(e)))?;
         tokenizer.encode_chat(&rendered).map_err(|e| unusable(&e))?

@@ -13,14 +13,14 @@ use crate::error::{Exit, Failure, Result};
 use crate::formats::{self, Format, Gates};
 use crate::interrupt::Interrupt;
 use crate::metrics::{Greedy, Summary};
-use crate::opened::{Artifact, chat_template, checkpoint_model, tokenizer};
+use crate::opened::{Artifact, chat_template, checkpoint_model, no_chat_template, tokenizer};
+use crate::progress;
 use crate::runtime::{Model, Rounding};
 use crate::scenario::{self, Scenario};
 use crate::verify::{
     Behaviour, Check, Finding, ModuleSnr, Reference, check_behaviour, check_contract, check_integrity,
     check_source, check_weights, read_manifest,
 };
-use crate::{progress, tokenize};
 
 /// Modules listed on screen; JSON has them all.
 const WORST: usize = 10;
@@ -77,6 +77,14 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
     let scenarios = scenarios(args)?;
     let reference = model_arg::resolve(args.reference.as_deref(), "--reference")?;
     let checkpoint = Checkpoint::open(&reference)?;
+    let (scenarios, skipped) = runnable(&checkpoint, scenarios, args)?;
+    if !skipped.is_empty() {
+        tracing::warn!(
+            "{} scenarios skipped, since the checkpoint has no chat template: {}",
+            skipped.len(),
+            skipped.join(", ")
+        );
+    }
     let interrupt = Interrupt::install()?;
     let verdicts = on_threads(args.run.threads, || -> Result<Vec<Verdict>> {
         // What is not an artifact, or another checkpoint's, is told before any time is spent on it.
@@ -95,7 +103,9 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
     })??;
     let passed = verdicts.iter().all(|v| v.passed);
     if args.json {
-        print_json(&serde_json::json!({"schema_version": 1, "passed": passed, "artifacts": verdicts}))?;
+        print_json(&serde_json::json!({
+            "schema_version": 1, "passed": passed, "skipped_scenarios": skipped, "artifacts": verdicts,
+        }))?;
     } else {
         print(&verdicts.iter().map(text).collect::<String>())?;
     }
@@ -147,6 +157,24 @@ fn scenarios(args: &VerifyArgs) -> Result<Vec<Scenario>> {
     Ok(all)
 }
 
+/// The scenarios that this checkpoint can run, and the names of those that it cannot: chats, when it
+/// has no chat template. One that was asked for by name is not skipped.
+fn runnable(
+    checkpoint: &Checkpoint,
+    scenarios: Vec<Scenario>,
+    args: &VerifyArgs,
+) -> Result<(Vec<Scenario>, Vec<String>)> {
+    let chats = scenarios.iter().any(Scenario::is_chat);
+    if !chats || chat_template(&checkpoint.dir)?.is_some() {
+        return Ok((scenarios, Vec::new()));
+    }
+    if !args.scenario.is_empty() {
+        return Err(no_chat_template("choose scenarios of plain text: long, code"));
+    }
+    let (chats, texts): (Vec<_>, Vec<_>) = scenarios.into_iter().partition(Scenario::is_chat);
+    Ok((texts, chats.into_iter().map(|s| s.name).collect()))
+}
+
 /// Every artifact under `artifacts/`.
 fn artifacts_here() -> Result<Vec<PathBuf>> {
     let none =
@@ -174,10 +202,7 @@ fn run_references(
 ) -> Result<Vec<Reference>> {
     let floor = checkpoint_model(checkpoint, Rounding::Bf16)?;
     let tokenizer = tokenizer(&checkpoint.dir, &checkpoint.config)?;
-    let template: Option<tokenize::ChatTemplate> = match scenarios.iter().any(Scenario::is_chat) {
-        true => Some(chat_template(&checkpoint.dir)?),
-        false => None,
-    };
+    let template = chat_template(&checkpoint.dir)?;
     scenarios
         .iter()
         .map(|scenario| {

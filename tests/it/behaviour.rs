@@ -143,6 +143,14 @@ fn a_checkpoint_without_a_template_takes_raw_text() {
     });
     assert!(generate(&model, "model", &["--prompt", "hello"]).expect(3).error().contains("--raw"));
     generate(&model, "model", &["--prompt", "hello", "--raw", "--max-new-tokens", "1"]).expect(0);
+    // Chats are skipped, said and counted; one that was asked for is not.
+    model.quantize(&[]).expect(0);
+    let args = ["verify", "out", "--reference", "model", "--min-greedy", "0", "--json"];
+    let verified = run(model.root.path(), args).expect(0);
+    assert!(verified.stderr.contains("3 scenarios skipped"), "{}", verified.stderr);
+    assert_eq!(verified.json()["skipped_scenarios"], json!(["short", "tool-call", "chinese"]));
+    assert_eq!(verified.json()["artifacts"][0]["behaviour"]["scenarios"].as_array().unwrap().len(), 2);
+    model.verify_scenario("chinese", &[]).expect(3);
 }
 
 #[test]
