@@ -2,6 +2,8 @@
 //!
 //! The plan decides every name, shape and byte count; the writer holds what arrives to it.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, TensorFiles};
@@ -87,12 +89,14 @@ impl Plan {
     /// # Errors
     /// When a tensor would start at an offset that its elements cannot be read from.
     pub fn new(checkpoint: &Checkpoint, format: &dyn Format) -> Result<Self> {
+        let specs: HashMap<&str, &TensorSpec> =
+            checkpoint.specs.iter().map(|s| (s.name.as_str(), s)).collect();
         let mut shards = Vec::new();
         for shard in &checkpoint.files.shards {
             let mut steps = Vec::new();
             for entry in &shard.tensors {
                 // Stored buffers and a redundant head have no spec: they are left behind, as noted.
-                if let Some(spec) = checkpoint.specs.iter().find(|s| s.name == entry.name) {
+                if let Some(spec) = specs.get(entry.name.as_str()) {
                     steps.extend(steps_of(spec, entry.dtype, &checkpoint.config, format));
                 }
             }

@@ -5,6 +5,7 @@
 
 mod config;
 mod tensors;
+mod unread_keys;
 
 pub use config::{ConfigError, GateActivation, LayerType, RopeParameters, SparkConfig};
 pub use tensors::{Module, TensorSpec, is_known_buffer, tensor_specs};

@@ -1,6 +1,8 @@
 //! The tensors of a checkpoint against those of the architecture: all there, of the right shape and
 //! of a float dtype; nothing unknown.
 
+use std::collections::HashSet;
+
 use super::TensorFiles;
 use crate::error::{InputError, Result};
 use crate::spark::{SparkConfig, TensorSpec, is_known_buffer, tensor_specs};
@@ -58,8 +60,9 @@ pub(super) fn check(config: &SparkConfig, files: &TensorFiles) -> Result<Invento
 
     let mut dropped = Vec::new();
     let mut unknown = Vec::new();
+    let known: HashSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
     for tensor in files.iter() {
-        if specs.iter().any(|s| s.name == tensor.name) {
+        if known.contains(tensor.name) {
             continue;
         }
         if is_known_buffer(tensor.name) {

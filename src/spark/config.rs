@@ -4,9 +4,14 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use super::unread_keys::unread_keys;
+
 /// Largest size accepted for any dimension: far above the family, small enough that products of
 /// three dimensions stay within 64 bits.
 const MAX_DIMENSION: u64 = 1 << 20;
+
+/// Most layers accepted: a list of names and shapes is made for each.
+const MAX_LAYERS: u64 = 4096;
 
 /// Which keys a layer sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,87 +109,6 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Keys that have no effect on inference arithmetic, or that are read elsewhere.
-const INERT_KEYS: &[&str] = &[
-    "architectures",
-    "attention_dropout",
-    "auto_map",
-    "bos_token_id",
-    "dtype",
-    "initializer_range",
-    "pad_token_id",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "_name_or_path",
-    "_attn_implementation",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "is_decoder",
-    "is_encoder_decoder",
-    "chunk_size_feed_forward",
-    "id2label",
-    "label2id",
-    "problem_type",
-];
-
-/// Keys that [`SparkConfig::parse`] reads.
-const READ_KEYS: &[&str] = &[
-    "attention_bias",
-    "eos_token_id",
-    "gate_attn_act_mode",
-    "head_dim",
-    "headwise_attn_output_gate",
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "layer_types",
-    "max_position_embeddings",
-    "mlp_bias",
-    "model_type",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "quantization_config",
-    "rms_norm_eps",
-    "rope_parameters",
-    "sliding_window",
-    "tie_word_embeddings",
-    "vocab_size",
-];
-
-/// Keys of related architectures that change the arithmetic and that Spark does not implement, with
-/// the fragment of the name that gives them away. Any value but null and false is refused: reading
-/// past one of them is how a converter produces a model that runs and is wrong.
-const FOREIGN_FRAGMENTS: &[&str] = &[
-    "rope_theta",
-    "rope_scaling",
-    "rotary",
-    "softcap",
-    "multiplier",
-    "logits_scaling",
-    "logit_scale",
-    "scale_emb",
-    "scale_depth",
-    "embedding_scale",
-    "query_pre_attn_scalar",
-    "qk_norm",
-    "qk_layernorm",
-    "use_sliding_window",
-    "sliding_window_pattern",
-    "max_window_layers",
-    "attention_sink",
-    "attn_sink",
-    "expert",
-    "no_rope",
-    "alibi",
-    "parallel_attn",
-    "elementwise_attn_output_gate",
-    "attn_output_gate",
-    "hidden_activation",
-];
-
 impl SparkConfig {
     /// Reads a parsed `config.json`.
     ///
@@ -256,7 +180,7 @@ impl SparkConfig {
 
         let hidden_size = keys.dimension("hidden_size")?;
         let intermediate_size = keys.dimension("intermediate_size")?;
-        let num_hidden_layers = keys.dimension("num_hidden_layers")?;
+        let num_hidden_layers = keys.dimension_up_to("num_hidden_layers", MAX_LAYERS)?;
         let num_attention_heads = keys.dimension("num_attention_heads")?;
         let num_key_value_heads = keys.dimension("num_key_value_heads")?;
         let vocab_size = keys.dimension("vocab_size")?;
@@ -340,32 +264,8 @@ impl SparkConfig {
                 "",
             ));
         }
-        let config = Self { notes, ..config };
-        config.with_unread_keys(map)
-    }
-
-    /// Refuses keys known to change the arithmetic elsewhere, and notes the ones nobody knows.
-    fn with_unread_keys(mut self, map: &Map<String, Value>) -> Result<Self, ConfigError> {
-        for (key, value) in map {
-            if READ_KEYS.contains(&key.as_str()) || INERT_KEYS.contains(&key.as_str()) {
-                continue;
-            }
-            let neutral = matches!(value, Value::Null | Value::Bool(false));
-            if !neutral && FOREIGN_FRAGMENTS.iter().any(|fragment| key.contains(fragment)) {
-                return Err(refuse(
-                    key,
-                    "no such key (Spark-X2.5 keeps rotary settings per layer type under rope_parameters)",
-                    shown(value),
-                    "the published architecture does not read it, and elsewhere it changes the arithmetic; \
-                     remove it if it has no effect",
-                ));
-            }
-            if !neutral {
-                self.notes
-                    .push(format!("config.json: {key} is not a key of this architecture; kept, not read"));
-            }
-        }
-        Ok(self)
+        notes.extend(unread_keys(map)?);
+        Ok(Self { notes, ..config })
     }
 
     /// Number of layers.
@@ -588,7 +488,7 @@ fn positive(value: &Value) -> Option<f64> {
     value.as_f64().filter(|x| x.is_finite() && *x > 0.0)
 }
 
-fn refuse(
+pub(super) fn refuse(
     key: impl Into<String>,
     expected: impl fmt::Display,
     found: impl fmt::Display,
@@ -603,7 +503,7 @@ fn refuse(
 }
 
 /// A value as it stands, cut to a length that fits on a line.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 {
         text
