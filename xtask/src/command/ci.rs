@@ -106,6 +106,9 @@ fn end_to_end() -> Result<()> {
             program(&binary).arg("verify").arg(&outs[0]).args(["--reference", "fixtures/spark-tiny"]).status()
         };
         ensure!(verify()?.code() == Some(0));
+        let said =
+            output(program(&binary).arg("generate").arg(&outs[0]).args(["--tokens", "3,17,42", "--json"]))?;
+        ensure!(serde_json::from_str::<serde_json::Value>(&said)?["tokens"].is_array());
         let shard = outs[0].join("model-00002-of-00002.safetensors");
         let mut bytes = fs::read(&shard)?;
         let middle = bytes.len() / 2;

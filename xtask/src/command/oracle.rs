@@ -219,7 +219,7 @@ fn vllm(dir: &Path) -> Result<()> {
             all.add(&one);
         }
         println!("vllm {preset}, {head} head: {int8} int8 modules, {all}");
-        all.check()
+        all.check(!has_vnni())
     })
 }
 
@@ -287,9 +287,12 @@ impl Agreement {
     }
 
     /// # Errors
-    /// Above a mean of 0.05 nats, or with a decided choice that differs.
-    fn check(&self) -> Result<()> {
-        ensure!(self.mean_diff() <= 0.05 && self.decided_otherwise == 0, "too far apart: {self}");
+    /// Above a mean of 0.05 nats, or with a decided choice that differs. The choices of an artifact
+    /// whose codes were halved are only counted: it is not one that is shipped, and its coarser
+    /// weights leave less decided.
+    fn check(&self, halved: bool) -> Result<()> {
+        let chosen_alike = halved || self.decided_otherwise == 0;
+        ensure!(self.mean_diff() <= 0.05 && chosen_alike, "too far apart: {self}");
         Ok(())
     }
 }
