@@ -100,14 +100,18 @@ pub struct InspectArgs {
 pub enum SchemeArg {
     /// int8 weights per output channel, int8 activations per token: compressed-tensors, for vLLM CPU
     W8a8,
+    /// 4-bit weights in groups, int8 activations per token: GPTQ, for vLLM's AMX kernel
+    W4a8,
+    /// 4-bit asymmetric weights in groups, bf16 activations: blocks of PyTorch's tinygemm kernel
+    W4a16,
 }
 
 /// How scales are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MethodArg {
-    /// Round to nearest on the full range of each row
+    /// Round to nearest on the full range of each row or group
     Rtn,
-    /// Search each row for the clip with the least squared error
+    /// Search each row or group for the range with the least squared error
     Search,
 }
 
@@ -118,13 +122,48 @@ pub enum HeadArg {
     Bf16,
     /// Untied and quantized to int8
     Int8,
+    /// Untied and quantized to 4 bits like the rest (w4a8, w4a16)
+    #[value(name = "4bit")]
+    Int4,
+}
+
+/// How 4-bit codes are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PackingArg {
+    /// GPTQ version 1: symmetric only, one width
+    Gptq,
+    /// compressed-tensors pack-quantized: zero points and mixed widths, too
+    CompressedTensors,
+}
+
+/// Whether q, k and v are one module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum QkvArg {
+    /// As the checkpoint has them, for the published vLLM plugin
+    Fused,
+    /// Apart, for loaders that cut fused tensors along their first dimension
+    Split,
+}
+
+/// Where the codes of w4a16 lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LayoutArg {
+    /// Blocks of 64 rows: PyTorch on AVX-512
+    #[value(name = "tinygemm-avx512-n64")]
+    TinygemmAvx512,
+    /// Blocks of 32 rows: PyTorch on AVX2
+    #[value(name = "tinygemm-avx2-n32")]
+    TinygemmAvx2,
+    /// Two codes a byte along a row, for readers that repack at load
+    RowMajor,
 }
 
 /// `quantize`
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-    spark-convert quantize --scheme w8a8\n  \
-    spark-convert quantize Spark-X2.5-1.7B --scheme w8a8 --head int8 --out out/spark-w8a8\n  \
+    spark-convert quantize --scheme w4a8\n  \
+    spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --asymmetric --group-size 64 --head int8\n  \
+    spark-convert quantize Spark-X2.5-1.7B --scheme w4a16 --out out/spark-w4a16\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w8a8 --dry-run --json")]
 pub struct QuantizeArgs {
     /// Checkpoint: a directory, its config.json, or a hub-cache snapshot
@@ -136,9 +175,30 @@ pub struct QuantizeArgs {
     /// How scales are chosen
     #[arg(long, value_enum, default_value_t = MethodArg::Search)]
     pub method: MethodArg,
-    /// What becomes of the output head
-    #[arg(long, value_enum, default_value_t = HeadArg::Bf16)]
-    pub head: HeadArg,
+    /// What becomes of the output head [default: bf16 with w8a8, 4bit with w4a8 and w4a16]
+    #[arg(long, value_enum)]
+    pub head: Option<HeadArg>,
+    /// Weights along a row that share a scale (w4a8: 32, 64 or 128; w4a16: also 256) [default: 128]
+    #[arg(long, value_name = "N")]
+    pub group_size: Option<u16>,
+    /// Zero points, in compressed-tensors packing (w4a8)
+    #[arg(long)]
+    pub asymmetric: bool,
+    /// How codes are packed (w4a8) [default: gptq where it can say it]
+    #[arg(long, value_enum)]
+    pub packing: Option<PackingArg>,
+    /// Whether q, k and v stay one module (w4a8 in GPTQ packing) [default: fused]
+    #[arg(long, value_enum)]
+    pub qkv: Option<QkvArg>,
+    /// Keep every scale positive, for readers never tried with negative ones (w4a8 in GPTQ packing)
+    #[arg(long)]
+    pub no_negative_scales: bool,
+    /// Where codes lie (w4a16) [default: tinygemm-avx512-n64]
+    #[arg(long, value_enum)]
+    pub layout: Option<LayoutArg>,
+    /// Quantize the embedding table itself and leave the head tied to it (w4a16 row-major)
+    #[arg(long)]
+    pub quantize_embedding: bool,
     /// Directory to write [default: artifacts/NAME]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

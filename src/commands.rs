@@ -4,6 +4,7 @@ mod generate;
 mod inspect;
 mod model_arg;
 mod quantize;
+mod scheme;
 mod table;
 mod verify;
 

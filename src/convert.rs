@@ -5,8 +5,9 @@
 //! memory is two encoded blocks, a row per thread, and the tensors a format only finishes at the end.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::artifact::{
@@ -15,7 +16,7 @@ use crate::artifact::{
 };
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, MANIFEST_FILE, Shard};
 use crate::error::{InputError, Result};
-use crate::formats::{Format, OutputTensor};
+use crate::formats::{Format, kept_modules};
 use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, PlannedShard, Step};
 use crate::progress::Progress;
@@ -67,8 +68,11 @@ pub fn convert(
     source_files.insert(CONFIG_FILE.to_owned(), config_record);
     files.insert(
         CONFIG_FILE.to_owned(),
-        staging.write(CONFIG_FILE, &patched_config(&checkpoint.config_json, format))?,
+        staging.write(CONFIG_FILE, &json_bytes(&Value::Object(patched_config(checkpoint, format))))?,
     );
+    for (name, json) in further_files(checkpoint, format) {
+        files.insert(name.to_owned(), staging.write(name, &json_bytes(&json))?);
+    }
     checkpoint.files.check_unchanged()?;
 
     let manifest = Manifest {
@@ -80,7 +84,7 @@ pub fn convert(
         source: Source { files: source_files },
         sizes: plan.sizes.into(),
         calibration_sha256: None,
-        notes: checkpoint.notes.clone(),
+        notes: notes(checkpoint, plan),
         files,
         tensors,
     };
@@ -89,25 +93,43 @@ pub fn convert(
     Manifest::unseal(&sealed).map_err(|e| InputError::file(MANIFEST_FILE).found(e).into())
 }
 
+/// What the checkpoint's user should know, and what the format left as it was.
+pub fn notes(checkpoint: &Checkpoint, plan: &Plan) -> Vec<String> {
+    let kept = plan.kept.iter().map(|(module, why)| format!("{module}: not quantized, {why}"));
+    checkpoint.notes.iter().cloned().chain(kept).collect()
+}
+
 /// Anonymous memory that [`convert`] stays below, in bytes: what the program itself and its threads
-/// take, two encoded blocks, a row of f32 per thread, and the tensors that wait for the end of their
+/// take, two encoded blocks, a row of f32 per thread, and what an encoder holds until the end of its
 /// module.
-pub fn peak_memory_bytes(plan: &Plan, checkpoint: &Checkpoint, threads: usize) -> u64 {
+pub fn peak_memory_bytes(plan: &Plan, checkpoint: &Checkpoint, format: &dyn Format, threads: usize) -> u64 {
     const PROGRAM: u64 = 6 << 20;
     const PER_THREAD: u64 = 256 << 10;
     let longest_row = checkpoint.specs.iter().map(|s| s.shape.last().map_or(0, |&n| n as u64 * 4)).max();
-    let waiting =
-        plan.steps().map(|(_, s)| s.outputs[1..].iter().map(OutputTensor::len_bytes).sum::<u64>()).max();
+    let longest_row = longest_row.unwrap_or(0);
+    let quantized = plan.steps().filter(|(_, step)| step.action == Action::Quantize);
+    let waiting = quantized.filter_map(|(_, s)| Some(format.codec(s.module)?.encoder_bytes(s.shape))).max();
     // An f32 source is copied as it is; a block is one row at least.
-    let block = (BLOCK_BYTES as u64).max(longest_row.unwrap_or(0));
-    PROGRAM + 2 * block + threads as u64 * (PER_THREAD + longest_row.unwrap_or(0)) + 2 * waiting.unwrap_or(0)
+    let block = (BLOCK_BYTES as u64).max(longest_row);
+    PROGRAM + 3 * block + threads as u64 * (PER_THREAD + 18 * longest_row) + waiting.unwrap_or(0)
 }
 
 /// config.json with the format's block: key order and unknown keys are kept.
-pub fn patched_config(source: &Value, format: &dyn Format) -> Vec<u8> {
-    let mut config = source.as_object().cloned().unwrap_or_default();
-    format.patch_config(&mut config);
-    let mut text = format!("{:#}", Value::Object(config)).into_bytes();
+pub fn patched_config(checkpoint: &Checkpoint, format: &dyn Format) -> Map<String, Value> {
+    let mut config = checkpoint.config_json.as_object().cloned().unwrap_or_default();
+    let kept: Vec<String> =
+        kept_modules(format, &checkpoint.config).into_iter().map(|(module, _)| module).collect();
+    format.patch_config(&mut config, &kept);
+    config
+}
+
+/// The format's further files; they take the place of files of the same name beside the source.
+pub fn further_files(checkpoint: &Checkpoint, format: &dyn Format) -> Vec<(&'static str, Value)> {
+    format.further_files(&patched_config(checkpoint, format))
+}
+
+fn json_bytes(json: &Value) -> Vec<u8> {
+    let mut text = format!("{json:#}").into_bytes();
     text.push(b'\n');
     text
 }
@@ -122,9 +144,7 @@ fn index(plan: &Plan) -> Vec<u8> {
         "metadata": {"total_size": plan.sizes.tensor_bytes},
         "weight_map": weight_map,
     });
-    let mut text = format!("{json:#}").into_bytes();
-    text.push(b'\n');
-    text
+    json_bytes(&json)
 }
 
 /// Writes one shard; returns it with the error sums of its steps.
@@ -148,12 +168,15 @@ fn write_shard(
     for step in &planned.steps {
         let source = checkpoint.tensor(&step.source);
         let refused = |bad: NonFinite| refuse_non_finite(&planned.file_name, source, bad);
-        let rows_per_block = (BLOCK_BYTES / source.row_bytes().max(1)).max(1);
-        let blocks = (0..source.rows().div_ceil(rows_per_block))
-            .map(|block| block * rows_per_block..((block + 1) * rows_per_block).min(source.rows()));
+        let codec = format.codec(step.module).filter(|_| step.action == Action::Quantize);
+        let multiple = codec.map_or(1, |codec| codec.row_multiple());
+        let rows_per_block = (BLOCK_BYTES / source.row_bytes().max(1) / multiple * multiple).max(multiple);
+        let Range { start, end } = step.rows;
+        let blocks =
+            (start..end).step_by(rows_per_block).map(|block| block..(block + rows_per_block).min(end));
         let mut total = ErrorSums::default();
-        match step.action {
-            Action::Copy => {
+        match codec {
+            None => {
                 for rows in blocks {
                     interrupt.check()?;
                     let bytes = source.row_range(rows.clone());
@@ -165,16 +188,16 @@ fn write_shard(
                     progress.advance(bytes.len() as u64, &step.source);
                 }
             }
-            Action::Quantize => {
-                let mut encoder = format.encoder(source);
+            Some(codec) => {
+                let mut encoder = codec.encoder(source, step.rows.clone());
                 for rows in blocks {
                     interrupt.check()?;
                     let bytes = source.row_range(rows.clone()).len();
                     total += pipe.step(bytes, |block| encoder.encode(rows, block))?.map_err(refused)?;
                     progress.advance(bytes as u64, &step.source);
                 }
-                for tensor in encoder.finish() {
-                    pipe.step(0, |block| *block = tensor)?;
+                while pipe.step(0, |block| encoder.finish(block))? {
+                    interrupt.check()?;
                 }
             }
         }
@@ -279,19 +302,19 @@ fn records(
 ) -> Vec<TensorRecord> {
     let mut hashes = written.tensors.iter();
     let mut records = Vec::new();
-    for (Step { source, action, outputs, .. }, sums) in planned.steps.iter().zip(sums) {
+    for (Step { source, action, module, outputs, .. }, sums) in planned.steps.iter().zip(sums) {
+        let codec = format.codec(*module).filter(|_| *action == Action::Quantize);
         for (i, output) in outputs.iter().enumerate() {
-            let quantized = *action == Action::Quantize;
             records.push(TensorRecord {
                 name: output.name.clone(),
                 file: planned.file_name.clone(),
                 source: source.clone(),
                 action: (*action).into(),
-                scheme: quantized.then(|| format.scheme().to_owned()),
-                group_size: None,
+                scheme: codec.map(|codec| codec.scheme().to_owned()),
+                group_size: codec.and_then(|codec| codec.group_size()).map(|g| g as u32),
                 bytes: output.len_bytes(),
                 sha256: hashes.next().cloned().unwrap_or_default(),
-                snr_db: sums.snr_db().filter(|_| quantized && i == 0).map(rounded),
+                snr_db: sums.snr_db().filter(|_| codec.is_some() && i == 0).map(rounded),
             });
         }
     }

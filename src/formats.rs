@@ -1,20 +1,32 @@
 //! Artifact formats: which tensors stand for a module, how rows become bytes, and how to read them back.
 //!
-//! One file per artifact kind, one trait. A format decides names, dtypes, shapes and the
-//! configuration block; it opens nothing and creates nothing.
+//! Two levels. A [`Codec`] is one way to store one matrix: tensors, bytes, checks. A [`Format`] is one
+//! kind of artifact: which module takes which codec, and the configuration that tells the consumer so.
+//! One file each; neither opens nor creates anything.
 
 mod compressed_tensors;
+mod int4;
+mod int8;
+mod packed;
+mod read;
+mod w4a16;
+mod w4a8;
+mod w8a8;
 
 use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-pub use compressed_tensors::{Int8Matrix, W8a8};
+pub use int4::{Int4, Signs};
+pub use int8::{Activations, Int8, Int8Matrix};
+pub use packed::Packed;
+pub use w4a8::{Packing, QkvTensors, W4a8};
+pub use w4a16::{Layout, W4a16};
+pub use w8a8::W8a8;
 
 use crate::checkpoint::TensorFiles;
 use crate::quant::ErrorSums;
-use crate::quant::int8;
-use crate::spark::Module;
+use crate::spark::{Module, SparkConfig, tensor_specs};
 use crate::tensor::{Dtype, NonFinite, TensorView, element_bytes};
 
 /// A tensor that an artifact stores.
@@ -48,13 +60,42 @@ pub struct Gates {
     pub min_greedy: f64,
 }
 
-/// What becomes of the output head.
+/// How many bits the output head gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
     /// Left as the source has it: tied, or its own unquantized tensor.
     Source,
-    /// Untied and quantized by the scheme.
-    Quantized,
+    /// Untied, 8 bits per weight.
+    Int8,
+    /// Untied, 4 bits per weight.
+    Int4,
+}
+
+impl Head {
+    /// As options spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Source => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "4bit",
+        }
+    }
+
+    /// The inverse of [`Head::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Source, Self::Int8, Self::Int4].into_iter().find(|head| head.name() == name)
+    }
+}
+
+/// Whether a codec can store a matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It can.
+    Fits,
+    /// The matrix does not tile: it is left as the source has it, and listed.
+    Keep(String),
+    /// The options do not go with the model: what would be needed.
+    Refuse(String),
 }
 
 /// One kind of artifact with its options.
@@ -68,35 +109,68 @@ pub trait Format: Send + Sync {
     /// What the default output name says beyond the scheme: everything that is not the default.
     fn name_suffix(&self) -> String;
 
-    /// What becomes of the head.
-    fn head(&self) -> Head;
+    /// How a kind of module is stored; `None` leaves it as the source has it. For the head, whether it
+    /// is stored apart from the embedding.
+    fn codec(&self, module: Module) -> Option<&dyn Codec>;
 
-    /// Whether the scheme quantizes this kind of module (the head is asked for separately).
-    fn quantizes(&self, module: Module) -> bool;
-
-    /// The tensors that stand for a quantized module of `[out, in]` weights, in file order; the
-    /// first takes its bytes row block by row block.
-    fn outputs(&self, module: &str, shape: [usize; 2]) -> Vec<OutputTensor>;
-
-    /// Starts to encode a module.
-    fn encoder<'a>(&self, source: TensorView<'a>) -> Box<dyn Encoder + 'a>;
+    /// Whether q, k and v are modules of their own.
+    fn splits_qkv(&self) -> bool {
+        false
+    }
 
     /// Writes the quantization block, and whatever else has to change, into the source's config.json.
-    fn patch_config(&self, config: &mut Map<String, Value>);
+    /// `kept` are the modules that have a codec and don't fit it.
+    fn patch_config(&self, config: &mut Map<String, Value>, kept: &[String]);
+
+    /// Further files, from the patched config.json: name and content.
+    fn further_files(&self, _config: &Map<String, Value>) -> Vec<(&'static str, Value)> {
+        Vec::new()
+    }
 
     /// What a consumer does when the configuration differs at this dotted path.
     fn config_consequence(&self, path: &str) -> &'static str;
 
-    /// What a consumer does without one of the tensors of a module.
-    fn missing_consequence(&self, tensor: &str) -> &'static str;
-
     /// The bars that `verify` holds an artifact to when none are given.
     fn default_gates(&self) -> Gates;
 
-    /// Reads a quantized module back from an artifact's files.
+    /// Whether the head is stored as a module of its own.
+    fn unties_head(&self) -> bool {
+        self.codec(Module::LmHead).is_some()
+    }
+}
+
+/// One way to store a matrix.
+pub trait Codec: Send + Sync {
+    /// The scheme of a module, for the manifest.
+    fn scheme(&self) -> &'static str;
+
+    /// Weights per scale along a row; `None` where a scale covers the row.
+    fn group_size(&self) -> Option<usize>;
+
+    /// Whether a matrix `[out, in]` can be stored.
+    fn fits(&self, shape: [usize; 2]) -> Fit;
+
+    /// Rows are encoded in blocks of a multiple of this (but for the last block).
+    fn row_multiple(&self) -> usize {
+        1
+    }
+
+    /// The tensors that stand for a module of `[out, in]` weights, in file order.
+    fn outputs(&self, module: &str, shape: [usize; 2]) -> Vec<OutputTensor>;
+
+    /// Starts to encode some rows of a source tensor as a module.
+    fn encoder<'a>(&'a self, source: TensorView<'a>, rows: Range<usize>) -> Box<dyn Encoder + 'a>;
+
+    /// Anonymous bytes that an encoder of this shape holds beyond a block of rows.
+    fn encoder_bytes(&self, shape: [usize; 2]) -> u64;
+
+    /// What a consumer does without one of the tensors of a module.
+    fn missing_consequence(&self, tensor: &str) -> &'static str;
+
+    /// Reads a module back from an artifact's files.
     ///
     /// # Errors
-    /// What does not fit the format.
+    /// What does not fit the codec.
     fn read<'a>(
         &self,
         files: &'a TensorFiles,
@@ -105,17 +179,18 @@ pub trait Format: Send + Sync {
     ) -> Result<Packed<'a>, Vec<Problem>>;
 }
 
-/// Turns the rows of one module into the bytes of its output tensors.
+/// Turns the rows of one module into the bytes of its output tensors, which are asked for in file
+/// order: what [`encode`](Encoder::encode) appends belongs to the first, the rest comes from
+/// [`finish`](Encoder::finish).
 pub trait Encoder: Send {
-    /// Encodes the next rows and appends the bytes of the first output tensor to `bytes`. The error
-    /// sums are of the decoded bytes against the source.
+    /// Encodes the next rows. The error sums are of the decoded bytes against the source.
     ///
     /// # Errors
     /// When a weight is NaN or infinite.
     fn encode(&mut self, rows: Range<usize>, bytes: &mut Vec<u8>) -> Result<ErrorSums, NonFinite>;
 
-    /// The bytes of the output tensors after the first, each as a whole.
-    fn finish(self: Box<Self>) -> Vec<Vec<u8>>;
+    /// Appends the next bytes, of one tensor only; whether there may be more.
+    fn finish(&mut self, bytes: &mut Vec<u8>) -> bool;
 }
 
 /// Something in an artifact that its consumer would stumble over.
@@ -129,31 +204,17 @@ pub struct Problem {
     pub consequence: &'static str,
 }
 
-/// A quantized module as an artifact stores it: borrowed bytes, nothing expanded.
-#[derive(Clone, Debug)]
-pub enum Packed<'a> {
-    /// Symmetric int8 with a scale per row.
-    Int8(Int8Matrix<'a>),
-}
-
-impl Packed<'_> {
-    /// Decodes a row of weights, `[in]`.
-    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
-        match self {
-            Self::Int8(matrix) => int8::decode_row(matrix.row_codes(row), matrix.scales[row], out),
+/// The matrices that a format quantizes in general but cannot tile, with the reason.
+pub fn kept_modules(format: &dyn Format, config: &SparkConfig) -> Vec<(String, String)> {
+    let specs = tensor_specs(config);
+    let kept = |spec: &crate::spark::TensorSpec| {
+        let [out, input] = spec.shape[..] else { return None };
+        match format.codec(spec.module)?.fits([out, input]) {
+            Fit::Keep(why) => Some((crate::plan::module_of(&spec.name).to_owned(), why)),
+            _ => None,
         }
-    }
-
-    /// Squared error of a row against its source, whose largest absolute value is `amax`; `None` when
-    /// it is more than any encoder of this format can have left.
-    pub fn row_error(&self, row: usize, source: &[f32], amax: f32) -> Option<ErrorSums> {
-        match self {
-            Self::Int8(matrix) => {
-                let sums = int8::row_error(source, matrix.row_codes(row), matrix.scales[row]);
-                (sums.noise <= int8::rounding_bound(source.len(), amax)).then_some(sums)
-            }
-        }
-    }
+    };
+    specs.iter().filter_map(kept).collect()
 }
 
 /// The format of a manifest's scheme and options.
@@ -163,6 +224,38 @@ impl Packed<'_> {
 pub fn from_manifest(scheme: &str, options: &Map<String, Value>) -> Result<Box<dyn Format>, String> {
     match scheme {
         W8a8::SCHEME => W8a8::from_options(options).map(|format| Box::new(format) as Box<dyn Format>),
+        W4a8::SCHEME => W4a8::from_options(options).map(|format| Box::new(format) as Box<dyn Format>),
+        W4a16::SCHEME => W4a16::from_options(options).map(|format| Box::new(format) as Box<dyn Format>),
         other => Err(format!("scheme {other:?} is not known to this version")),
+    }
+}
+
+/// Options as a manifest has them, read back key by key; whatever is left over is an error.
+struct Options<'a> {
+    options: &'a Map<String, Value>,
+    taken: Vec<&'static str>,
+}
+
+impl<'a> Options<'a> {
+    fn new(options: &'a Map<String, Value>) -> Self {
+        Self { options, taken: Vec::new() }
+    }
+
+    /// The value of `key`, as `parse` understands it.
+    fn take<T>(&mut self, key: &'static str, parse: impl FnOnce(&'a Value) -> Option<T>) -> Result<T, String> {
+        self.taken.push(key);
+        let value = self.options.get(key).unwrap_or(&Value::Null);
+        parse(value).ok_or_else(|| format!("options.{key} {value} is not known to this version"))
+    }
+
+    fn text<T>(&mut self, key: &'static str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T, String> {
+        self.take(key, |value| value.as_str().and_then(parse))
+    }
+
+    fn finish(self) -> Result<(), String> {
+        match self.options.keys().find(|key| !self.taken.contains(&key.as_str())) {
+            Some(key) => Err(format!("options.{key} is not known to this version")),
+            None => Ok(()),
+        }
     }
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles};
 use crate::error::{Failure, InputError, Result};
-use crate::formats::{self, Format, Head};
-use crate::plan::module_of;
-use crate::runtime::{Linear, Model, Rounding, packed_linear};
+use crate::formats::{self, Fit, Format, Packed};
+use crate::plan::{module_of, qkv_parts};
+use crate::runtime::{Embedding, Linear, Model, PackedEmbedding, Rounding, StackedLinear, packed_linear, packed_linear_on_floats};
 use crate::spark::{Module, SparkConfig, TensorSpec};
 use crate::tokenize::{ChatError, ChatTemplate, Tokenizer};
 use crate::verify::read_manifest;
@@ -27,6 +27,16 @@ pub struct Artifact {
     format: Box<dyn Format>,
 }
 
+/// What quantized modules are computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// The kernels that the scheme is named after.
+    OfTheScheme,
+    /// 4-bit weights times float activations, as vLLM does where the processor has no AMX; int8 modules
+    /// as ever.
+    FloatActivations,
+}
+
 impl Artifact {
     /// Opens the artifact in `dir`, of a format known from its manifest.
     ///
@@ -43,27 +53,55 @@ impl Artifact {
     /// # Errors
     /// When a tensor is missing or is not what the format says.
     pub fn model(&self) -> Result<Model<'_>> {
-        let packed = |spec: &TensorSpec| -> Result<Option<Box<dyn Linear + '_>>> {
-            let quantized = match spec.module {
-                Module::LmHead => self.format.head() == Head::Quantized,
-                module => self.format.quantizes(module),
-            };
-            let [out, input] = spec.shape[..] else { return Ok(None) };
-            if !quantized {
+        self.model_on(Kernels::OfTheScheme)
+    }
+
+    /// The model as a consumer with these kernels computes it.
+    ///
+    /// # Errors
+    /// When a tensor is missing or is not what the format says.
+    pub fn model_on(&self, kernels: Kernels) -> Result<Model<'_>> {
+        let packed_linear = |packed| match kernels {
+            Kernels::OfTheScheme => packed_linear(packed),
+            Kernels::FloatActivations => packed_linear_on_floats(packed),
+        };
+        let read = |module: Module, name: &str, shape: [usize; 2]| -> Result<Option<Packed<'_>>> {
+            let Some(codec) = self.format.codec(module) else { return Ok(None) };
+            if matches!(codec.fits(shape), Fit::Keep(_)) {
                 return Ok(None);
             }
-            let read = self.format.read(&self.files, module_of(&spec.name), [out, input]);
-            let packed = read.map_err(|problems| {
+            codec.read(&self.files, name, shape).map(Some).map_err(|problems| {
                 let first = problems.into_iter().next();
                 let (tensor, what) = first.map(|p| (p.tensor, p.what)).unwrap_or_default();
                 InputError::file(self.dir.path().display())
                     .subject(tensor)
                     .found(what)
                     .hint("verify tells more")
-            })?;
-            packed_linear(packed).map(Some)
+                    .into()
+            })
         };
-        Model::from_parts(self.config.clone(), Rounding::None, |name| self.files.get(name), packed)
+        let packed = |spec: &TensorSpec| -> Result<Option<Box<dyn Linear + '_>>> {
+            let [out, input] = spec.shape[..] else { return Ok(None) };
+            if spec.module == Module::QkvProj && self.format.splits_qkv() {
+                let mut parts = Vec::new();
+                for (name, rows) in qkv_parts(&spec.name, &self.config) {
+                    match read(spec.module, &name, [rows.len(), input])? {
+                        Some(part) => parts.push(packed_linear(part)?),
+                        None => return Ok(None),
+                    }
+                }
+                return Ok(Some(Box::new(StackedLinear::new(parts)?)));
+            }
+            read(spec.module, module_of(&spec.name), [out, input])?.map(packed_linear).transpose()
+        };
+        let embedding = |spec: &TensorSpec| -> Result<Option<Box<dyn Embedding + '_>>> {
+            let [out, input] = spec.shape[..] else { return Ok(None) };
+            match read(spec.module, module_of(&spec.name), [out, input])? {
+                Some(Packed::Int4(matrix)) => Ok(Some(Box::new(PackedEmbedding::new(matrix)))),
+                _ => Ok(None),
+            }
+        };
+        Model::from_parts(self.config.clone(), Rounding::None, |name| self.files.get(name), packed, embedding)
     }
 }
 

@@ -3,12 +3,13 @@
 //! The plan decides every name, shape and byte count; the writer holds what arrives to it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use serde::Serialize;
 
 use crate::checkpoint::{Checkpoint, TensorFiles};
 use crate::error::{InputError, Result};
-use crate::formats::{Format, Head, OutputTensor};
+use crate::formats::{Fit, Format, OutputTensor, kept_modules};
 use crate::spark::{Module, SparkConfig, TensorSpec};
 use crate::tensor::element_bytes;
 
@@ -22,28 +23,39 @@ pub enum Action {
     Quantize,
 }
 
-/// One source tensor and the output tensors made of it.
+/// A source tensor, or some rows of it, and the output tensors made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Name in the source.
     pub source: String,
+    /// The rows of the source that go into it.
+    pub rows: Range<usize>,
+    /// What the outputs are to the model; the embedding makes a head of its own, too.
+    pub module: Module,
     /// Its layer, if it belongs to one.
     pub layer: Option<usize>,
     /// What happens to it.
     pub action: Action,
+    /// `[out, in]`, or `[1, hidden]` of a norm.
+    pub shape: [usize; 2],
     /// What is written, in file order.
     pub outputs: Vec<OutputTensor>,
 }
 
 impl Step {
-    /// The module's name: the first output without `.weight`.
-    pub fn module(&self) -> &str {
+    /// The module's name: the first output without its last part.
+    pub fn module_name(&self) -> &str {
         module_of(&self.outputs[0].name)
     }
 
     /// Bytes written.
     pub fn len_bytes(&self) -> u64 {
         self.outputs.iter().map(OutputTensor::len_bytes).sum()
+    }
+
+    /// Weights that the outputs stand for.
+    pub fn weights(&self) -> u64 {
+        self.shape[0] as u64 * self.shape[1] as u64
     }
 }
 
@@ -66,6 +78,8 @@ pub struct PlannedShard {
 pub struct Plan {
     /// One per source shard that has something left to write.
     pub shards: Vec<PlannedShard>,
+    /// Matrices that the format cannot tile and that are left as they are: module and reason.
+    pub kept: Vec<(String, String)>,
     /// Sizes.
     pub sizes: Sizes,
 }
@@ -87,8 +101,10 @@ impl Plan {
     /// Plans `checkpoint` in `format`.
     ///
     /// # Errors
-    /// When a tensor would start at an offset that its elements cannot be read from.
+    /// When a matrix does not go with the format's options, or a tensor would start at an offset that
+    /// its elements cannot be read from.
     pub fn new(checkpoint: &Checkpoint, format: &dyn Format) -> Result<Self> {
+        check_fit(checkpoint, format)?;
         let specs: HashMap<&str, &TensorSpec> =
             checkpoint.specs.iter().map(|s| (s.name.as_str(), s)).collect();
         let mut shards = Vec::new();
@@ -106,7 +122,7 @@ impl Plan {
             }
         }
         let sizes = sizes(&shards, checkpoint, format);
-        Ok(Self { shards, sizes })
+        Ok(Self { shards, kept: kept_modules(format, &checkpoint.config), sizes })
     }
 
     /// Every step with the file it goes to.
@@ -122,24 +138,87 @@ pub fn steps_of(
     config: &SparkConfig,
     format: &dyn Format,
 ) -> Vec<Step> {
-    let step = |action, outputs| Step { source: spec.name.clone(), layer: spec.layer, action, outputs };
+    let shape = match spec.shape[..] {
+        [out, input] => [out, input],
+        _ => [1, spec.shape.iter().product()],
+    };
+    let step = |module, rows: Range<usize>, action, outputs| Step {
+        source: spec.name.clone(),
+        shape: [rows.len(), shape[1]],
+        rows,
+        module,
+        layer: spec.layer,
+        action,
+        outputs,
+    };
     let copy = || {
         let output = OutputTensor { name: spec.name.clone(), dtype, shape: spec.shape.clone() };
-        step(Action::Copy, vec![output])
+        step(spec.module, 0..shape[0], Action::Copy, vec![output])
     };
-    let quantize = |module: &str| match spec.shape[..] {
-        [out, input] => step(Action::Quantize, format.outputs(module, [out, input])),
-        _ => unreachable!("only matrices are quantized"),
+    let quantize = |module: Module, name: &str, rows: Range<usize>| {
+        let codec = format.codec(module).filter(|codec| !matches!(codec.fits(shape), Fit::Keep(_)))?;
+        let outputs = codec.outputs(name, [rows.len(), shape[1]]);
+        Some(step(module, rows, Action::Quantize, outputs))
     };
-    let quantized_head = format.head() == Head::Quantized;
+    let whole = 0..shape[0];
     match spec.module {
-        Module::Embedding if config.tie_word_embeddings && quantized_head => {
-            vec![copy(), quantize("lm_head")]
+        Module::Embedding if config.tie_word_embeddings && format.unties_head() => {
+            [copy()].into_iter().chain(quantize(Module::LmHead, "lm_head", whole)).collect()
         }
-        Module::LmHead if quantized_head => vec![quantize("lm_head")],
-        module if format.quantizes(module) => vec![quantize(module_of(&spec.name))],
-        _ => vec![copy()],
+        Module::QkvProj if format.splits_qkv() => qkv_parts(&spec.name, config)
+            .into_iter()
+            .filter_map(|(name, rows)| quantize(Module::QkvProj, &name, rows))
+            .collect(),
+        module => vec![quantize(module, module_of(&spec.name), whole).unwrap_or_else(copy)],
     }
+}
+
+/// The modules q, k and v of a fused `q_k_v_proj` tensor, with their rows.
+pub fn qkv_parts(fused: &str, config: &SparkConfig) -> [(String, Range<usize>); 3] {
+    let (q, kv) = (config.q_rows(), config.kv_rows());
+    let attention = module_of(module_of(fused));
+    [("q_proj", 0..q), ("k_proj", q..q + kv), ("v_proj", q + kv..q + 2 * kv)]
+        .map(|(part, rows)| (format!("{attention}.{part}"), rows))
+}
+
+/// Refuses a checkpoint whose matrices the format's options do not go with, before anything is written.
+fn check_fit(checkpoint: &Checkpoint, format: &dyn Format) -> Result<()> {
+    let config = &checkpoint.config;
+    let refuse = |tensor: &str, why: String, hint: &str| {
+        Err(InputError::file(crate::checkpoint::CONFIG_FILE).subject(tensor).found(why).hint(hint).into())
+    };
+    if format.codec(Module::Embedding).is_some() && !config.tie_word_embeddings {
+        let why = "the checkpoint has a head of its own, and a quantized embedding is for tied ones";
+        return refuse("tie_word_embeddings", why.to_owned(), "leave --quantize-embedding out");
+    }
+    for spec in &checkpoint.specs {
+        let [_, input] = spec.shape[..] else { continue };
+        let head = match spec.module {
+            Module::Embedding if config.tie_word_embeddings => format.codec(Module::LmHead),
+            _ => None,
+        };
+        if let Some(Fit::Keep(why) | Fit::Refuse(why)) = head.map(|c| c.fits([spec.shape[0], input])) {
+            return refuse(&spec.name, why, "--head bf16 leaves the head tied to the embedding");
+        }
+        let whole = [(String::new(), 0..spec.shape[0])];
+        let parts = match spec.module {
+            Module::QkvProj if format.splits_qkv() => qkv_parts(&spec.name, config).to_vec(),
+            _ => whole.to_vec(),
+        };
+        for (_, rows) in parts {
+            let fit = format.codec(spec.module).map(|codec| codec.fits([rows.len(), input]));
+            match (fit, spec.module) {
+                (Some(Fit::Refuse(why)), _) => {
+                    return refuse(&spec.name, why, "choose options that fit, or --scheme w8a8");
+                }
+                (Some(Fit::Keep(why)), Module::LmHead | Module::Embedding) => {
+                    return refuse(&spec.name, why, "--head bf16 leaves the head as it is");
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Readers map the file and cast: an element must not straddle its alignment.
@@ -162,13 +241,13 @@ fn check_alignment(file: &str, steps: &[Step]) -> Result<()> {
 fn sizes(shards: &[PlannedShard], checkpoint: &Checkpoint, format: &dyn Format) -> Sizes {
     let steps = || shards.iter().flat_map(|s| &s.steps);
     let tensor_bytes = steps().map(Step::len_bytes).sum();
-    let tied_after = checkpoint.config.tie_word_embeddings && format.head() == Head::Source;
+    let tied_after = checkpoint.config.tie_word_embeddings && !format.unties_head();
     // An untied embedding is only looked up: one row of it.
     let lookup_only: u64 = steps()
         .filter(|s| s.action == Action::Copy && s.source == "model.embedding.weight" && !tied_after)
         .map(|s| s.len_bytes() - s.len_bytes() / checkpoint.config.vocab_size as u64)
         .sum();
-    let elements: u64 = steps().map(|s| s.outputs[0].shape.iter().map(|&d| d as u64).product::<u64>()).sum();
+    let elements: u64 = steps().map(Step::weights).sum();
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     let bits_per_weight = tensor_bytes as f64 * 8.0 / elements.max(1) as f64;
     Sizes {

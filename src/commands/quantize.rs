@@ -5,16 +5,15 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{model_arg, on_threads, print, print_json, table};
+use super::{model_arg, on_threads, print, print_json, scheme, table};
 use crate::artifact::{Manifest, Staging, check_space, refuse_overlap};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
-use crate::cli::{HeadArg, MethodArg, QuantizeArgs, SchemeArg};
-use crate::convert::{convert, peak_memory_bytes};
+use crate::cli::QuantizeArgs;
+use crate::convert::{convert, notes, peak_memory_bytes};
 use crate::error::{Exit, Failure, Result};
-use crate::formats::{Format, Head, W8a8};
+use crate::formats::Format;
 use crate::interrupt::Interrupt;
-use crate::plan::{Action, Plan};
-use crate::quant::int8::Method;
+use crate::plan::{Action, Plan, Step};
 use crate::{progress, verify};
 
 /// What was asked for, worked out: everything that a run needs to know.
@@ -49,12 +48,14 @@ struct SnrSummary {
 
 pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
     let request = request(args)?;
-    for note in &request.checkpoint.notes {
+    for note in notes(&request.checkpoint, &request.plan) {
         tracing::info!("{note}");
     }
     if args.dry_run {
         let threads = args.run.threads.threads.map_or_else(rayon::current_num_threads, usize::from);
-        print_plan(&request, args.json, peak_memory_bytes(&request.plan, &request.checkpoint, threads))?;
+        let Request { checkpoint, format, plan, .. } = &request;
+        let peak = peak_memory_bytes(plan, checkpoint, format.as_ref(), threads);
+        print_plan(&request, args.json, peak)?;
         return Ok(Exit::Done);
     }
     let interrupt = Interrupt::install()?;
@@ -67,7 +68,7 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
 fn request(args: &QuantizeArgs) -> Result<Request> {
     let model = model_arg::resolve(args.model.as_deref(), "MODEL")?;
     let checkpoint = Checkpoint::open(&model)?;
-    let format = format(args);
+    let format = scheme::format(args)?;
     let plan = Plan::new(&checkpoint, format.as_ref())?;
     let default_name =
         || format!("{}-{}{}", checkpoint.dir.model_name(), format.scheme(), format.name_suffix());
@@ -79,22 +80,6 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     let out: PathBuf = out.components().collect();
     refuse_overlap(&out, checkpoint.dir.path())?;
     Ok(Request { checkpoint, format, plan, out, force: args.force })
-}
-
-fn format(args: &QuantizeArgs) -> Box<dyn Format> {
-    let method = match args.method {
-        MethodArg::Rtn => Method::RoundToNearest,
-        MethodArg::Search => Method::Search,
-    };
-    match args.scheme {
-        SchemeArg::W8a8 => {
-            let head = match args.head {
-                HeadArg::Bf16 => Head::Source,
-                HeadArg::Int8 => Head::Quantized,
-            };
-            Box::new(W8a8 { method, head })
-        }
-    }
 }
 
 /// Makes the artifact, unless it is there already.
@@ -129,7 +114,8 @@ fn produce(
 
 /// Source bytes that the steps of a plan read.
 fn work(plan: &Plan, checkpoint: &Checkpoint) -> u64 {
-    plan.steps().map(|(_, step)| checkpoint.tensor(&step.source).bytes.len() as u64).sum()
+    let bytes = |step: &Step| step.rows.len() * checkpoint.tensor(&step.source).row_bytes();
+    plan.steps().map(|(_, step)| bytes(step) as u64).sum()
 }
 
 /// Whether something is at the target (an empty directory is nothing).
@@ -213,16 +199,15 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
             .collect();
         return print_json(&json!({
             "artifact": out, "scheme": format.scheme(), "options": format.options(), "sizes": sizes,
-            "peak_memory_bytes": peak_memory_bytes, "notes": checkpoint.notes, "tensors": tensors,
+            "peak_memory_bytes": peak_memory_bytes, "notes": notes(checkpoint, plan), "tensors": tensors,
         }));
     }
     let mut rows =
         vec![["tensor", "action", "dtype", "shape", "bytes", "bits/weight"].map(str::to_owned).to_vec()];
     for (_, step) in plan.steps() {
-        let weights: usize = step.outputs[0].shape.iter().product();
         for (i, output) in step.outputs.iter().enumerate() {
             #[expect(clippy::cast_precision_loss, reason = "for display")]
-            let bits = step.len_bytes() as f64 * 8.0 / weights as f64;
+            let bits = step.len_bytes() as f64 * 8.0 / step.weights() as f64;
             rows.push(vec![
                 output.name.clone(),
                 if step.action == Action::Copy { "copy" } else { "quantize" }.to_owned(),

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::kernels::dot;
 use super::kernels::rows::Rows;
 use crate::error::Result;
-use crate::formats::Packed;
+use crate::formats::{Activations, Packed};
 pub use float::FloatLinear;
 pub use int8::Int8Linear;
 
@@ -51,9 +51,28 @@ pub trait Linear: Send + Sync {
 /// When its rows are too long for exact sums.
 pub fn packed_linear<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
     match packed {
-        Packed::Int8(matrix) => {
-            Ok(Box::new(Int8Linear::new(matrix.codes, matrix.scales, matrix.in_features)?))
-        }
+        Packed::Int8(matrix) => match matrix.activations {
+            Activations::Int8 => {
+                Ok(Box::new(Int8Linear::new(matrix.codes, matrix.scales, matrix.in_features)?))
+            }
+            Activations::Float => {
+                Ok(Box::new(Int8FloatLinear::new(matrix.codes, matrix.scales, matrix.in_features)?))
+            }
+        },
+        // Zero points are for kernels of int8 activations, an affine grid for one of floats.
+        Packed::Int4(matrix) if !matrix.grids().has_zero_points() => Ok(Box::new(Int4FloatLinear::new(matrix))),
+        Packed::Int4(matrix) => Ok(Box::new(Int4Linear::new(matrix)?)),
+    }
+}
+
+/// The linear of a module on a consumer that multiplies 4-bit weights by float activations.
+///
+/// # Errors
+/// When its rows are too long for exact sums.
+pub fn packed_linear_on_floats<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
+    match packed {
+        Packed::Int4(matrix) => Ok(Box::new(Int4FloatLinear::new(matrix))),
+        packed @ Packed::Int8(_) => packed_linear(packed),
     }
 }
 

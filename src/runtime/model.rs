@@ -79,11 +79,11 @@ impl<'a> Model<'a> {
         rounding: Rounding,
         lookup: impl Fn(&str) -> Option<TensorView<'a>>,
     ) -> Result<Self> {
-        Self::from_parts(config, rounding, lookup, |_| Ok(None))
+        Self::from_parts(config, rounding, lookup, |_| Ok(None), |_| Ok(None))
     }
 
     /// The model of an artifact: `packed` gives the linear of a module that is quantized, and `None`
-    /// for one whose floats `lookup` finds.
+    /// for one whose floats `lookup` finds; `packed_embedding` does the same for the embedding.
     ///
     /// # Errors
     /// The first tensor that is missing, or is not what the configuration calls for.
@@ -92,6 +92,7 @@ impl<'a> Model<'a> {
         rounding: Rounding,
         lookup: impl Fn(&str) -> Option<TensorView<'a>>,
         packed: impl Fn(&TensorSpec) -> Result<Option<Box<dyn Linear + 'a>>>,
+        packed_embedding: impl Fn(&TensorSpec) -> Result<Option<Box<dyn Embedding + 'a>>>,
     ) -> Result<Self> {
         let specs = tensor_specs(&config);
         let find = |module: Module, layer: Option<usize>| -> Result<TensorView<'a>> {
@@ -133,8 +134,14 @@ impl<'a> Model<'a> {
             })
         };
         let head = if config.tie_word_embeddings { Module::Embedding } else { Module::LmHead };
+        let embedding_spec = specs.iter().find(|s| s.module == Module::Embedding);
+        let embedding: Box<dyn Embedding + 'a> =
+            match embedding_spec.map(&packed_embedding).transpose()?.flatten() {
+                Some(embedding) => embedding,
+                None => Box::new(FloatEmbedding::new(find(Module::Embedding, None)?)?),
+            };
         let parts = ModelParts {
-            embedding: Box::new(FloatEmbedding::new(find(Module::Embedding, None)?)?),
+            embedding,
             layers: (0..config.num_hidden_layers()).map(layer).collect::<Result<_>>()?,
             final_norm: norm(Module::FinalNorm, None)?,
             head: linear(head, None)?,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::json_diff::diff;
 use super::{Check, Finding};
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, ModelDir, TensorFiles};
-use crate::convert::patched_config;
+use crate::convert::{further_files, patched_config};
 use crate::formats::Format;
 use crate::plan::{Action, Step, steps_of};
 use crate::tensor::element_bytes;
@@ -41,25 +41,37 @@ pub(super) fn expected_steps(checkpoint: &Checkpoint, format: &dyn Format) -> Ve
 }
 
 fn check_config(dir: &ModelDir, checkpoint: &Checkpoint, format: &dyn Format) -> Vec<Finding> {
-    let written = match dir.read_json(CONFIG_FILE) {
-        Ok(written) => written,
-        Err(e) => {
-            return vec![
-                Finding::new(Check::Contract, CONFIG_FILE, e.to_string()).consequence("no loader starts"),
-            ];
-        }
-    };
-    // What this format makes of the source's configuration, by the same bytes that a conversion writes.
-    let expected: Value =
-        serde_json::from_slice(&patched_config(&checkpoint.config_json, format)).unwrap_or_default();
-    diff(&expected, &written)
-        .into_iter()
-        .map(|d| {
-            Finding::new(Check::Contract, CONFIG_FILE, format!("expected {}, found {}", d.expected, d.found))
-                .consequence(format.config_consequence(&d.path))
-                .subject(d.path)
-        })
-        .collect()
+    // What this format makes of the source's configuration, by the same rule that a conversion follows.
+    let expected = Value::Object(patched_config(checkpoint, format));
+    let consequence = |path: &str| format.config_consequence(path);
+    let mut findings = check_json(dir, CONFIG_FILE, &expected, "no loader starts", consequence);
+    for (name, expected) in further_files(checkpoint, format) {
+        let consequence =
+            |path: &str| format.config_consequence(&format!("quantization_config.{path}"));
+        findings.extend(check_json(dir, name, &expected, "readers that look for this file stop", consequence));
+    }
+    findings
+}
+
+/// Every difference between what a JSON file should hold and what it does.
+fn check_json(
+    dir: &ModelDir,
+    name: &str,
+    expected: &Value,
+    unreadable: &'static str,
+    consequence: impl Fn(&str) -> &'static str,
+) -> Vec<Finding> {
+    match dir.read_json(name) {
+        Err(e) => vec![Finding::new(Check::Contract, name, e.to_string()).consequence(unreadable)],
+        Ok(written) => diff(expected, &written)
+            .into_iter()
+            .map(|d| {
+                Finding::new(Check::Contract, name, format!("expected {}, found {}", d.expected, d.found))
+                    .consequence(consequence(&d.path))
+                    .subject(d.path)
+            })
+            .collect(),
+    }
 }
 
 fn check_headers(files: &TensorFiles) -> Vec<Finding> {
@@ -101,13 +113,10 @@ fn check_tensors(files: &TensorFiles, checkpoint: &Checkpoint, format: &dyn Form
     let mut expected = HashSet::new();
     for step in expected_steps(checkpoint, format) {
         expected.extend(step.outputs.iter().map(|o| o.name.clone()));
-        match step.action {
-            Action::Copy => findings.extend(check_copy(files, checkpoint, &step)),
-            Action::Quantize => {
-                let shape = &step.outputs[0].shape;
-                let source = checkpoint.tensor(&step.source);
-                debug_assert_eq!(shape.iter().product::<usize>() % source.rows(), 0);
-                let read = format.read(files, step.module(), [source.rows(), source.row_len()]);
+        match format.codec(step.module).filter(|_| step.action == Action::Quantize) {
+            None => findings.extend(check_copy(files, checkpoint, &step)),
+            Some(codec) => {
+                let read = codec.read(files, step.module_name(), step.shape);
                 findings.extend(read.err().into_iter().flatten().map(|problem| {
                     Finding::new(Check::Contract, file_of(files, &problem.tensor), problem.what)
                         .subject(problem.tensor)

@@ -48,17 +48,17 @@ pub fn check_weights(
     for step in expected_steps(checkpoint, format) {
         interrupt.check()?;
         let source = checkpoint.tensor(&step.source);
-        progress.advance(source.bytes.len() as u64, step.module());
-        if step.action == Action::Copy {
+        progress.advance((step.rows.len() * source.row_bytes()) as u64, step.module_name());
+        let Some(codec) = format.codec(step.module).filter(|_| step.action == Action::Quantize) else {
             continue;
-        }
+        };
         // What cannot be read is a finding of the contract.
-        let Ok(packed) = format.read(files, step.module(), [source.rows(), source.row_len()]) else {
+        let Ok(packed) = codec.read(files, step.module_name(), step.shape) else {
             continue;
         };
         let tensor = &step.outputs[0].name;
         let file = files.shard_of(tensor).map_or("", |s| s.file_name.as_str());
-        let measured = measure(source, &packed);
+        let measured = measure(source, step.rows.start, &packed, step.shape[0]);
         if let Some(row) = measured.impossible_row {
             findings.push(
                 Finding::new(
@@ -87,7 +87,7 @@ pub fn check_weights(
                 .subject(tensor),
             );
         }
-        modules.push(ModuleSnr { module: step.module().to_owned(), snr_db, zero_rows: measured.zero_rows });
+        modules.push(ModuleSnr { module: step.module_name().to_owned(), snr_db, zero_rows: measured.zero_rows });
     }
     Ok((modules, findings))
 }
@@ -100,15 +100,16 @@ struct Measured {
     impossible_row: Option<usize>,
 }
 
-fn measure(source: TensorView<'_>, packed: &Packed<'_>) -> Measured {
-    let tasks: Vec<Measured> = (0..source.rows().div_ceil(ROWS_PER_TASK))
+/// `rows` rows of the module, which start at row `offset` of the source.
+fn measure(source: TensorView<'_>, offset: usize, packed: &Packed<'_>, rows: usize) -> Measured {
+    let tasks: Vec<Measured> = (0..rows.div_ceil(ROWS_PER_TASK))
         .into_par_iter()
         .map_init(
             || vec![0.0; source.row_len()],
             |weights, task| {
                 let mut part = Measured::default();
-                for row in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(source.rows()) {
-                    source.decode_row(row, weights);
+                for row in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(rows) {
+                    source.decode_row(offset + row, weights);
                     let amax = f32::from_bits(amax_bits(weights));
                     part.zero_rows += usize::from(amax == 0.0);
                     match packed.row_error(row, weights, amax) {

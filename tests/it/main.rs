@@ -4,8 +4,11 @@
 mod behaviour;
 mod calibration;
 mod forward;
+mod four_bits;
 mod known_failures;
 mod quantize;
 mod readme;
 mod runs;
+mod tamper;
 mod verify;
+mod workflow;

@@ -85,8 +85,13 @@ impl Model {
 
     /// Runs `quantize --scheme w8a8 --out out` with more arguments.
     pub(crate) fn quantize(&self, more: &[&str]) -> Run {
+        self.quantize_to("w8a8", more)
+    }
+
+    /// Runs `quantize --scheme SCHEME --out out` with more arguments.
+    pub(crate) fn quantize_to(&self, scheme: &str, more: &[&str]) -> Run {
         let mut args =
-            vec!["quantize".into(), self.dir.clone().into_os_string(), "--scheme".into(), "w8a8".into()];
+            vec!["quantize".into(), self.dir.clone().into_os_string(), "--scheme".into(), scheme.into()];
         args.extend(["--out".into(), self.out().into_os_string()]);
         args.extend(more.iter().map(Into::into));
         run(self.root.path(), args)

@@ -1,7 +1,11 @@
 use super::*;
 
-fn format(head: Head) -> W8a8 {
-    W8a8 { method: Method::RoundToNearest, head }
+use serde_json::json;
+
+use crate::tensor::{Dtype, NonFinite, TensorView};
+
+fn format(int8_head: bool) -> W8a8 {
+    W8a8::new(Method::RoundToNearest, int8_head)
 }
 
 /// The configuration that the published vLLM build was seen to load, key for key.
@@ -32,8 +36,8 @@ fn the_config_block_is_the_one_that_was_run() {
 }"#,
     )
     .unwrap();
-    assert_eq!(format(Head::Source).quantization_config(), expected);
-    let int8_head = format(Head::Quantized).quantization_config();
+    assert_eq!(format(false).quantization_config(), expected);
+    let int8_head = format(true).quantization_config();
     assert_eq!(int8_head["ignore"], json!(["re:.*g_proj$"]));
     assert_eq!(int8_head["config_groups"]["group_0"]["targets"], json!(["Linear", "lm_head"]));
 }
@@ -42,10 +46,10 @@ fn the_config_block_is_the_one_that_was_run() {
 fn the_config_keeps_its_keys_and_their_order() {
     let mut config: Map<String, Value> =
         serde_json::from_str(r#"{"z": 1, "tie_word_embeddings": true, "a": {"x": null}}"#).unwrap();
-    format(Head::Source).patch_config(&mut config);
+    format(false).patch_config(&mut config, &[]);
     assert_eq!(config.keys().collect::<Vec<_>>(), ["z", "tie_word_embeddings", "a", "quantization_config"]);
     assert_eq!(config["tie_word_embeddings"], true);
-    format(Head::Quantized).patch_config(&mut config);
+    format(true).patch_config(&mut config, &[]);
     assert_eq!(config["tie_word_embeddings"], false);
     assert_eq!(config.keys().nth(1).unwrap(), "tie_word_embeddings");
 }
@@ -53,8 +57,8 @@ fn the_config_keeps_its_keys_and_their_order() {
 #[test]
 fn options_come_back() {
     for method in [Method::RoundToNearest, Method::Search] {
-        for head in [Head::Source, Head::Quantized] {
-            let format = W8a8 { method, head };
+        for int8_head in [false, true] {
+            let format = W8a8::new(method, int8_head);
             assert_eq!(W8a8::from_options(&format.options()), Ok(format));
         }
     }
@@ -81,12 +85,15 @@ fn bytes_are_those_of_the_golden_case() {
         (0..n * k).flat_map(|i| half::bf16::from_f32(weight(i / k, i % k)).to_le_bytes()).collect();
     let view = TensorView { name: "m.weight", dtype: Dtype::BF16, shape: &[n, k], bytes: &source };
     for split in 0..=n {
-        let mut encoder = format(Head::Source).encoder(view);
+        let format = format(false);
+        let mut encoder = format.codec(Module::MlpUp).unwrap().encoder(view, 0..n);
         let mut codes = Vec::new();
         encoder.encode(0..split, &mut codes).unwrap();
         encoder.encode(split..n, &mut codes).unwrap();
         assert_eq!(codes, unhex(&case["weight_i8_hex"]));
-        assert_eq!(encoder.finish(), [unhex(&case["weight_scale_f32_hex"])]);
+        codes.clear();
+        assert!(!encoder.finish(&mut codes));
+        assert_eq!(codes, unhex(&case["weight_scale_f32_hex"]));
     }
 }
 
@@ -96,6 +103,8 @@ fn a_nan_is_located() {
     values[2 * 8 + 5] = f32::INFINITY;
     let source: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let view = TensorView { name: "m.weight", dtype: Dtype::F32, shape: &[4, 8], bytes: &source };
-    let error = format(Head::Source).encoder(view).encode(0..4, &mut Vec::new()).unwrap_err();
+    let format = format(false);
+    let mut encoder = format.codec(Module::MlpUp).unwrap().encoder(view, 0..4);
+    let error = encoder.encode(0..4, &mut Vec::new()).unwrap_err();
     assert_eq!(error, NonFinite { count: 1, row: 2, column: 5 });
 }

@@ -1,0 +1,142 @@
+//! What the scheme and its options mean: a format, or a word on what has no effect.
+
+use crate::cli::{HeadArg, LayoutArg, MethodArg, PackingArg, QkvArg, QuantizeArgs, SchemeArg};
+use crate::error::{Failure, Result};
+use crate::formats::{Format, Head, Layout, QkvTensors, Signs, W4a8, W4a16, W8a8};
+use crate::quant::Method;
+
+/// The format that the arguments ask for.
+///
+/// # Errors
+/// An option that would have no effect, or options that contradict each other.
+pub(super) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
+    let method = match args.method {
+        MethodArg::Rtn => Method::RoundToNearest,
+        MethodArg::Search => Method::Search,
+    };
+    Ok(match args.scheme {
+        SchemeArg::W8a8 => Box::new(w8a8(args, method)?),
+        SchemeArg::W4a8 => Box::new(w4a8(args, method)?),
+        SchemeArg::W4a16 => Box::new(w4a16(args, method)?),
+    })
+}
+
+fn w8a8(args: &QuantizeArgs, method: Method) -> Result<W8a8> {
+    refuse(args.group_size.is_some(), "--group-size: w8a8 has a scale per row")?;
+    refuse_w4a8_options(args, "w8a8")?;
+    refuse_w4a16_options(args, "w8a8")?;
+    match args.head {
+        None | Some(HeadArg::Bf16) => Ok(W8a8::new(method, false)),
+        Some(HeadArg::Int8) => Ok(W8a8::new(method, true)),
+        Some(HeadArg::Int4) => Err(Failure::usage("--head 4bit: w8a8 takes bf16 or int8")),
+    }
+}
+
+fn w4a8(args: &QuantizeArgs, method: Method) -> Result<W4a8> {
+    refuse_w4a16_options(args, "w4a8")?;
+    let group_size = group_size(args, &W4a8::GROUP_SIZES, "vLLM")?;
+    let head = head(args);
+    let needs_compressed_tensors = [
+        (args.asymmetric, "--asymmetric"),
+        (head == Head::Int8, "--head int8"),
+    ];
+    let reason = needs_compressed_tensors.into_iter().find(|(needed, _)| *needed).map(|(_, option)| option);
+    let packing = match (args.packing, reason) {
+        (Some(PackingArg::Gptq), Some(reason)) => {
+            return Err(Failure::usage(format!(
+                "--packing gptq: GPTQ cannot say {reason}; leave one of them out"
+            )));
+        }
+        (Some(packing), _) => packing,
+        (None, Some(_)) => PackingArg::CompressedTensors,
+        (None, None) => PackingArg::Gptq,
+    };
+    match packing {
+        PackingArg::Gptq => {
+            let signs = if args.no_negative_scales { Signs::Positive } else { Signs::Both };
+            let qkv = match args.qkv {
+                Some(QkvArg::Split) => QkvTensors::Split,
+                _ => QkvTensors::Fused,
+            };
+            refuse(
+                args.no_negative_scales && method == Method::RoundToNearest,
+                "--no-negative-scales: --method rtn makes none",
+            )?;
+            Ok(W4a8::gptq(method, group_size, signs, head == Head::Int4, qkv))
+        }
+        PackingArg::CompressedTensors => {
+            refuse(args.qkv.is_some(), "--qkv: compressed-tensors packing keeps q, k and v fused")?;
+            refuse(args.no_negative_scales, "--no-negative-scales: compressed-tensors packing has none")?;
+            Ok(W4a8::compressed_tensors(method, group_size, args.asymmetric, head))
+        }
+    }
+}
+
+fn w4a16(args: &QuantizeArgs, method: Method) -> Result<W4a16> {
+    refuse_w4a8_options(args, "w4a16")?;
+    let group_size = group_size(args, &W4a16::GROUP_SIZES, "the kernel")?;
+    let layout = match args.layout {
+        None | Some(LayoutArg::TinygemmAvx512) => Layout::TinygemmAvx512,
+        Some(LayoutArg::TinygemmAvx2) => Layout::TinygemmAvx2,
+        Some(LayoutArg::RowMajor) => Layout::RowMajor,
+    };
+    if args.quantize_embedding {
+        refuse(layout != Layout::RowMajor, "--quantize-embedding: goes with --layout row-major only")?;
+        refuse(args.head.is_some(), "--head: with --quantize-embedding the head is the embedding")?;
+        return Ok(W4a16::with_quantized_embedding(method, group_size));
+    }
+    let head = head(args);
+    refuse(
+        layout == Layout::RowMajor && head == Head::Int8,
+        "--head int8: the reader of the row-major layout knows no int8 head",
+    )?;
+    Ok(W4a16::new(method, group_size, layout, head))
+}
+
+fn head(args: &QuantizeArgs) -> Head {
+    match args.head {
+        None | Some(HeadArg::Int4) => Head::Int4,
+        Some(HeadArg::Int8) => Head::Int8,
+        Some(HeadArg::Bf16) => {
+            tracing::warn!(
+                "--head bf16: the head is the largest matrix that every token reads, and stays four times as large \
+                 as in 4 bits; --head int8 costs little fidelity"
+            );
+            Head::Source
+        }
+    }
+}
+
+fn group_size(args: &QuantizeArgs, known: &[usize], who: &str) -> Result<usize> {
+    let asked = args.group_size.map_or(128, usize::from);
+    if known.contains(&asked) {
+        return Ok(asked);
+    }
+    let known: Vec<_> = known.iter().map(ToString::to_string).collect();
+    Err(Failure::usage(format!("--group-size {asked}: {who} takes {}", known.join(", "))))
+}
+
+fn refuse_w4a8_options(args: &QuantizeArgs, scheme: &str) -> Result<()> {
+    for (given, option) in [
+        (args.asymmetric, "--asymmetric"),
+        (args.packing.is_some(), "--packing"),
+        (args.qkv.is_some(), "--qkv"),
+        (args.no_negative_scales, "--no-negative-scales"),
+    ] {
+        refuse(given, &format!("{option}: has no effect with {scheme}"))?;
+    }
+    Ok(())
+}
+
+fn refuse_w4a16_options(args: &QuantizeArgs, scheme: &str) -> Result<()> {
+    for (given, option) in
+        [(args.layout.is_some(), "--layout"), (args.quantize_embedding, "--quantize-embedding")]
+    {
+        refuse(given, &format!("{option}: has no effect with {scheme}"))?;
+    }
+    Ok(())
+}
+
+fn refuse(when: bool, why: &str) -> Result<()> {
+    if when { Err(Failure::usage(why.to_owned())) } else { Ok(()) }
+}
