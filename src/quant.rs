@@ -1,6 +1,16 @@
 //! Quantization maths: slices in, slices out. Knows no file, no tensor name and no configuration.
 
+pub mod int4;
 pub mod int8;
 mod snr;
 
 pub use snr::ErrorSums;
+
+/// How the scale (and zero) of a row or group is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// The range of the weights is the range of the codes.
+    RoundToNearest,
+    /// The best of several grids by squared error, that of [`Method::RoundToNearest`] among them.
+    Search,
+}

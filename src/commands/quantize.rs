@@ -14,7 +14,7 @@ use crate::error::{Exit, Failure, Result};
 use crate::formats::{Format, Head, W8a8};
 use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan};
-use crate::quant::int8::Method;
+use crate::quant::Method;
 use crate::{progress, verify};
 
 /// What was asked for, worked out: everything that a run needs to know.

@@ -12,8 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Encoder, Format, Gates, Head, OutputTensor, Packed, Problem};
 use crate::checkpoint::TensorFiles;
-use crate::quant::ErrorSums;
-use crate::quant::int8::{self, Method};
+use crate::quant::{ErrorSums, Method, int8};
 use crate::spark::Module;
 use crate::tensor::{Dtype, EXPONENT_BITS, NonFinite, TensorView, amax_bits};
 
