@@ -1,16 +1,17 @@
 //! Quantization maths: slices in, slices out. Knows no file, no tensor name and no configuration.
 
+pub mod int4;
 pub mod int8;
 mod snr;
 
 pub use snr::ErrorSums;
 
-/// How the scales of a row or group are chosen.
+/// How the scale (and zero) of a row or group is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// The full range of the weights, rounded to nearest.
+    /// The range of the weights is the range of the codes.
     RoundToNearest,
-    /// The best of several ranges, by squared error.
+    /// The best of several grids by squared error, that of [`Method::RoundToNearest`] among them.
     Search,
 }
 

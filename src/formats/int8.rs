@@ -10,8 +10,7 @@ use rayon::prelude::*;
 use super::read::Reader;
 use super::{Codec, Encoder, Fit, OutputTensor, Packed, Problem};
 use crate::checkpoint::TensorFiles;
-use crate::quant::int8::{self, Method};
-use crate::quant::ErrorSums;
+use crate::quant::{ErrorSums, Method, int8};
 use crate::tensor::{Dtype, EXPONENT_BITS, NonFinite, TensorView, amax_bits, to_bf16};
 
 /// The int8 codec.

@@ -3,20 +3,11 @@
 //! The rule of compressed-tensors' `int-quantized` channel strategy. -128 is not used, so that the
 //! grid is symmetric and a consumer may negate a code.
 
-use super::ErrorSums;
+use super::{ErrorSums, Method};
 use crate::simd::{LANES, multiversion, sum_lanes};
 
 /// Largest code.
 pub const MAX_CODE: f32 = 127.0;
-
-/// How a row's scale is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// The largest absolute value lands on code 127.
-    RoundToNearest,
-    /// The best of [`CANDIDATES`] scales at or below that, by squared error.
-    Search,
-}
 
 /// Scales tried per row by [`Method::Search`]; the first is that of [`Method::RoundToNearest`].
 pub const CANDIDATES: usize = 16;
@@ -33,7 +24,9 @@ pub fn full_range_scale(amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / MAX_CODE).max(f32::MIN_POSITIVE) }
 }
 
-/// Chooses the scale of a row. `amax` is the row's largest absolute value and must be finite.
+/// Chooses the scale of a row: the largest absolute value lands on code 127, or with
+/// [`Method::Search`] the best of [`CANDIDATES`] scales at or below that. `amax` is the row's largest
+/// absolute value and must be finite.
 pub fn row_scale(row: &[f32], amax: f32, method: Method) -> f32 {
     let full = full_range_scale(amax);
     // Rows below the normal range have no finer scale to try.

@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use safetensors::SafeTensors;
 use serde_json::Value;
-use spark_convert::quant::ErrorSums;
-use spark_convert::quant::int8::{self, Method};
+use spark_convert::quant::{ErrorSums, Method, int8};
 use spark_convert::tensor::{TensorView, amax_bits};
 use xtask::fixtures::FixtureSpec;
 
