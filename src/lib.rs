@@ -16,6 +16,7 @@ pub mod interrupt;
 pub mod logging;
 pub mod metrics;
 pub mod opened;
+pub mod pack;
 pub mod plan;
 pub mod progress;
 pub mod quant;
