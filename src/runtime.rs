@@ -30,7 +30,7 @@ pub use embedding::{Embedding, FloatEmbedding, PackedEmbedding};
 pub use forward::{Edge, LayerEdge, argmax};
 pub use linear::{
     FloatLinear, Int4FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear, StackedLinear,
-    multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear, split_rows,
+    multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear, packed_linear_on_floats, split_rows,
 };
 pub use model::{LayerParts, Model, ModelParts};
 pub use rounding::Rounding;

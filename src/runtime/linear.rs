@@ -71,7 +71,9 @@ pub fn packed_linear<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
             }
         },
         // Zero points are for kernels of int8 activations, an affine grid for one of floats.
-        Packed::Int4(matrix) if !matrix.grids().has_zero_points() => Ok(Box::new(Int4FloatLinear::new(matrix))),
+        Packed::Int4(matrix) if !matrix.grids().has_zero_points() => {
+            Ok(Box::new(Int4FloatLinear::new(matrix)))
+        }
         Packed::Int4(matrix) => Ok(Box::new(Int4Linear::new(matrix)?)),
     }
 }
