@@ -15,6 +15,7 @@ pub mod formats;
 pub mod interrupt;
 pub mod logging;
 pub mod metrics;
+pub mod onnx;
 pub mod opened;
 pub mod pack;
 pub mod plan;
