@@ -159,6 +159,25 @@ multiversion! {
     }
 }
 
+multiversion! {
+    /// The smallest and the largest value of a row; infinity and minus infinity of none. A NaN is
+    /// passed over ([`amax_bits`] finds it).
+    pub fn extremes(row: &[f32]) -> [f32; 2] {
+        let mut low = [f32::INFINITY; crate::simd::LANES];
+        let mut high = [f32::NEG_INFINITY; crate::simd::LANES];
+        let (chunks, rest) = row.as_chunks::<{ crate::simd::LANES }>();
+        for chunk in chunks {
+            for ((low, high), x) in low.iter_mut().zip(&mut high).zip(chunk) {
+                *low = if *x < *low { *x } else { *low };
+                *high = if *x > *high { *x } else { *high };
+            }
+        }
+        let low = low.iter().chain(rest).fold(f32::INFINITY, |m, x| if *x < m { *x } else { m });
+        let high = high.iter().chain(rest).fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m });
+        [low, high]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -202,5 +221,15 @@ mod tests {
         let row: Vec<f32> = (0..1003).map(|i| (i as f32 * 0.37).sin() * 3.0).collect();
         assert_eq!(amax_bits(&row), amax_bits::scalar(&row));
         assert_eq!(f32::from_bits(amax_bits(&row)), row.iter().fold(0.0f32, |m, x| m.max(x.abs())));
+        assert_eq!(extremes(&row), extremes::scalar(&row));
+    }
+
+    #[test]
+    fn extremes_pass_over_nan_and_of_nothing_are_nothing() {
+        assert_eq!(extremes(&[1.5, f32::NAN, -2.0, 0.0]), [-2.0, 1.5]);
+        let mut row = vec![0.0; 100];
+        (row[37], row[98]) = (-3.0, 4.0);
+        assert_eq!(extremes(&row), [-3.0, 4.0]);
+        assert_eq!(extremes(&[]), [f32::INFINITY, f32::NEG_INFINITY]);
     }
 }

@@ -36,6 +36,9 @@ pub enum LayerEdge {
     Rotated,
     /// The gates before their activation, `[tokens, heads]`.
     HeadGate,
+    /// The lowest and the highest scaled score of the piece, of keys that their query sees: `[2]`. The
+    /// matrix of scores is never held as a whole.
+    Scores,
     /// Weighted sums of values, `[tokens, q]`.
     Heads,
     /// The same times the gates: input of the output projection.
@@ -155,7 +158,7 @@ impl Model<'_> {
         }
         tap(Edge::Embedding, position, &b.h);
         // One table per layer type serves all its layers.
-        let angles = |kind| self.rope(kind).map(|rope| rope.angles(position..position + n));
+        let angles = |kind| self.angles(kind, position..position + n);
         let (sliding, full) = (angles(LayerType::Sliding), angles(LayerType::Full));
         for (i, (layer, cache)) in self.parts.layers.iter().zip(&mut state.layers).enumerate() {
             let tap = &mut |edge: LayerEdge, rows: &[f32]| tap(Edge::Layer(i, edge), position, rows);
@@ -207,7 +210,8 @@ impl Model<'_> {
         });
         self.linear(&*layer.head_gate, &b.normed, &mut b.head_gate);
         tap(LayerEdge::HeadGate, &b.head_gate);
-        attend(heads, &b.qkv, cache, position, rounding, &mut b.heads);
+        let scores = attend(heads, &b.qkv, cache, position, rounding, &mut b.heads);
+        tap(LayerEdge::Scores, &scores);
         tap(LayerEdge::Heads, &b.heads);
         let activation = self.config().gate_activation;
         for (head, g) in b.heads.chunks_exact_mut(heads.dim).zip(&b.head_gate) {

@@ -1,7 +1,7 @@
 //! A model put together from parts.
 
 use super::attention::Heads;
-use super::rope::Rope;
+use super::rope::{Angles, Rope};
 use super::{Embedding, FloatEmbedding, FloatLinear, Linear, Rounding};
 use crate::error::{InputError, Result};
 use crate::spark::{LayerType, Module, SparkConfig, TensorSpec, tensor_specs};
@@ -164,6 +164,11 @@ impl<'a> Model<'a> {
     /// The linear from final-norm hidden states to logits.
     pub fn head(&self) -> &(dyn Linear + 'a) {
         &*self.parts.head
+    }
+
+    /// Cosines and sines that the layers of a type turn queries and keys by.
+    pub(crate) fn angles(&self, kind: LayerType, positions: std::ops::Range<usize>) -> Option<Angles> {
+        self.rope(kind).map(|rope| rope.angles(positions))
     }
 
     pub(super) fn rope(&self, kind: LayerType) -> Option<&Rope> {

@@ -49,9 +49,14 @@ impl Rope {
 }
 
 impl Angles {
+    /// Cosines and sines at the `index`th position of the run, one for every pair.
+    pub(crate) fn at(&self, index: usize) -> (&[f32], &[f32]) {
+        self.values[index * 2 * self.half..][..2 * self.half].split_at(self.half)
+    }
+
     /// Rotates the pairs `(i, i + half)` of a head at the `index`th position of the run.
     pub(crate) fn rotate(&self, index: usize, head: &mut [f32], rounding: Rounding) {
-        let (cos, sin) = self.values[index * 2 * self.half..][..2 * self.half].split_at(self.half);
+        let (cos, sin) = self.at(index);
         let (a, b) = head[..2 * self.half].split_at_mut(self.half);
         for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
