@@ -6,6 +6,7 @@
 //! judges the written bytes.
 
 pub mod artifact;
+pub mod calibrate;
 pub mod checkpoint;
 pub mod cli;
 pub mod commands;
@@ -15,6 +16,7 @@ pub mod formats;
 pub mod interrupt;
 pub mod logging;
 pub mod metrics;
+pub mod npu;
 pub mod onnx;
 pub mod opened;
 pub mod pack;

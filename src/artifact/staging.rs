@@ -71,6 +71,24 @@ impl Staging {
         self.dir.join(name)
     }
 
+    /// Makes a directory inside; files in it are named `DIR/FILE`.
+    ///
+    /// # Errors
+    /// When that fails, or there is one of that name.
+    pub fn create_dir(&self, name: &str) -> Result<()> {
+        let path = self.path(name);
+        fs::create_dir(&path).map_err(|e| Failure::io(&path, "cannot create", e))
+    }
+
+    /// Waits until the entries of a directory inside are on disk.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn sync_dir(&self, name: &str) -> Result<()> {
+        let path = self.path(name);
+        File::open(&path).and_then(|d| d.sync_all()).map_err(|e| Failure::io(&path, "cannot sync", e))
+    }
+
     /// Creates a file; it gets the mode that the umask leaves.
     ///
     /// # Errors

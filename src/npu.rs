@@ -1,0 +1,199 @@
+//! The decode step as ONNX graphs for an NPU: one token, static shapes, explicit caches.
+//!
+//! A [`LogicalGraph`] says what is computed, by the names and shapes of the contract ([`manifest`] is
+//! what a runtime reads of it). [`encode`] gives every tensor an encoding from calibrated ranges,
+//! [`lower`] makes ONNX nodes of the two, and [`write`] streams the weights of a checkpoint beside them.
+//! What a graph consists of does not depend on a calibration, so a plan can be told without one.
+//!
+//! Consumers: Qualcomm QNN (QAIRT converter, AI Hub, ONNX Runtime's QNN execution provider) for the
+//! quantized forms; ONNX Runtime for all.
+
+pub mod encode;
+pub mod encoding;
+pub mod layout;
+pub mod logical;
+pub mod lower;
+pub mod manifest;
+pub mod options;
+pub mod package;
+pub mod step;
+pub mod weights;
+pub mod write;
+
+use encode::{Blocked, Encodings};
+use layout::Layout;
+use logical::LogicalGraph;
+use manifest::DecodeManifest;
+use options::Options;
+
+use crate::calibrate::{Range, Ranges};
+use crate::checkpoint::CONFIG_FILE;
+use crate::error::{Failure, InputError, Result};
+use crate::spark::{LayerType, SparkConfig};
+use crate::tensor::TensorView;
+
+/// An export, planned: everything but the bytes of weights.
+#[derive(Clone, Debug)]
+pub struct Export {
+    /// The architecture.
+    pub config: SparkConfig,
+    /// What was asked for.
+    pub options: Options,
+    /// In the order they are run.
+    pub graphs: Vec<LogicalGraph>,
+    /// Where the constants of each graph lie.
+    pub layouts: Vec<Layout>,
+    /// Ranges of a quantized export, once there are any.
+    calibrated: Option<(Vec<Encodings>, Blocked)>,
+}
+
+impl Export {
+    /// Plans an export.
+    ///
+    /// # Errors
+    /// When the options don't fit the model, or a file would be too large.
+    pub fn plan(config: &SparkConfig, options: Options) -> Result<Self> {
+        check(config, &options)?;
+        let graphs = step::graphs(config, &options);
+        let layouts = graphs.iter().map(|g| Layout::new(g, options.precision)).collect::<Result<_>>()?;
+        Ok(Self { config: config.clone(), options, graphs, layouts, calibrated: None })
+    }
+
+    /// Works the encodings out; only for an export of quantized activations.
+    ///
+    /// # Panics
+    /// When a site of the model was not calibrated.
+    pub fn calibrate(&mut self, ranges: &Ranges) {
+        let blocked = Blocked::new(&self.config, Some(ranges));
+        let of = |graph| Encodings::new(graph, &self.options, ranges, blocked);
+        self.calibrated = Some((self.graphs.iter().map(of).collect(), blocked));
+    }
+
+    /// Encodings of a graph; `None` where activations are floats.
+    ///
+    /// # Panics
+    /// When the export is of quantized activations and not calibrated.
+    fn encodings(&self, graph: usize) -> Option<&Encodings> {
+        let calibrated = self.calibrated.as_ref().map(|(encodings, _)| &encodings[graph]);
+        assert_eq!(
+            calibrated.is_some(),
+            self.options.is_calibrated(),
+            "calibrated if, and only if, quantized"
+        );
+        calibrated
+    }
+
+    /// What the runtime reads.
+    pub fn manifest(&self) -> DecodeManifest {
+        let encodings = self.calibrated.as_ref().map(|(encodings, _)| encodings.as_slice());
+        let blocked = self
+            .calibrated
+            .as_ref()
+            .map_or_else(|| Blocked::new(&self.config, None), |(_, blocked)| *blocked);
+        manifest::decode_manifest(&self.config, &self.options, &self.graphs, encodings, blocked)
+    }
+
+    /// Tensors whose range has no extent.
+    pub fn degenerate(&self) -> Vec<String> {
+        let of = |(graph, encodings): (&LogicalGraph, &Encodings)| {
+            let tensor = |name: &String| format!("{}: {name}", graph.name);
+            encodings.degenerate.iter().map(tensor).collect::<Vec<_>>()
+        };
+        let encodings = self.calibrated.iter().flat_map(|(encodings, _)| encodings);
+        self.graphs.iter().zip(encodings).flat_map(of).collect()
+    }
+
+    /// Bytes of all constants of weights.
+    pub fn weight_bytes(&self) -> u64 {
+        self.layouts.iter().flat_map(|l| &l.weights).map(layout::PlacedWeight::len_bytes).sum()
+    }
+
+    /// Bytes of the embedding file.
+    pub fn embedding_bytes(&self) -> u64 {
+        let element = if self.options.is_calibrated() { 2 } else { 4 };
+        self.config.vocab_size as u64 * self.config.hidden_size as u64 * element
+    }
+
+    /// Bytes that a step reads: all weights, and a row of the embedding.
+    pub fn bytes_per_token(&self) -> u64 {
+        self.weight_bytes() + self.embedding_bytes() / self.config.vocab_size as u64
+    }
+
+    /// Bytes of all data files and the embedding.
+    pub fn data_bytes(&self) -> u64 {
+        self.layouts.iter().map(|l| l.file_bytes).sum::<u64>() + self.embedding_bytes()
+    }
+}
+
+/// Refuses options that don't fit the model.
+fn check(config: &SparkConfig, options: &Options) -> Result<()> {
+    let longest = config.max_position_embeddings;
+    if options.context < 2 || options.context > longest {
+        return Err(Failure::usage(format!(
+            "--context {}: expected 2 to {longest}, the positions the model was made for",
+            options.context
+        )));
+    }
+    if config.layer_types.contains(&LayerType::Sliding) && config.sliding_window < 2 {
+        return Err(InputError::file(CONFIG_FILE)
+            .subject("sliding_window")
+            .expected("at least 2 for an export: a window of one has no cache")
+            .found(config.sliding_window)
+            .into());
+    }
+    Ok(())
+}
+
+/// The range of a whole table. Every row of the embedding can come in, whatever the texts hold.
+///
+/// # Errors
+/// When an element is NaN or infinite.
+pub fn table_range(table: TensorView<'_>) -> Result<Range> {
+    use rayon::prelude::*;
+    let of = |r: usize| {
+        let mut row = vec![0.0; table.row_len()];
+        table.decode_row(r, &mut row);
+        Range::of(&row)
+    };
+    let range =
+        (0..table.rows()).into_par_iter().map(of).try_reduce(|| Range::EMPTY, |a, b| Some(a.union(b)));
+    range.ok_or_else(|| {
+        InputError::default()
+            .subject(table.name)
+            .expected("finite weights")
+            .found("NaN or infinity")
+            .hint("the checkpoint is damaged, or training diverged")
+            .into()
+    })
+}
+
+/// A small architecture of one sliding and one full layer.
+#[cfg(test)]
+fn test_config(edit: impl FnOnce(&mut serde_json::Value)) -> SparkConfig {
+    let mut json = serde_json::json!({
+        "model_type": "spark2_5", "architectures": ["Spark2_5ForCausalLM"],
+        "hidden_act": "gelu", "attention_bias": false, "mlp_bias": false,
+        "headwise_attn_output_gate": true, "gate_attn_act_mode": "sigmoid",
+        "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": 96, "sliding_window": 8, "max_position_embeddings": 4096,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 5_000_000},
+            "sliding_attention": {"partial_rotary_factor": 1.0, "rope_theta": 10000}
+        },
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": true,
+    });
+    edit(&mut json);
+    SparkConfig::parse(&json).unwrap()
+}
+
+/// Ranges of every site of a configuration: all of them from -1 to 2, unless `of` says otherwise.
+#[cfg(test)]
+fn test_ranges(config: &SparkConfig, of: impl Fn(crate::calibrate::Site) -> Option<Range>) -> Ranges {
+    use crate::calibrate::{LayerSite, Site};
+    let layers = (0..config.num_hidden_layers())
+        .flat_map(|i| LayerSite::ALL.into_iter().map(move |site| Site::Layer(i, site)));
+    let sites = layers.chain([Site::Embedding, Site::FinalNorm, Site::Logits]);
+    Ranges::from_sites(sites.map(|site| (site, of(site).unwrap_or(Range::new(-1.0, 2.0)))))
+}
