@@ -29,6 +29,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Write a quantized artifact
     Quantize(QuantizeArgs),
+    /// Write the decode step as calibrated ONNX graphs for an NPU
+    ExportNpu(Box<ExportNpuArgs>),
     /// Measure artifacts against the checkpoint they were made from; exit 1 when one fails
     Verify(VerifyArgs),
     /// Generate text greedily from a checkpoint or an artifact
@@ -199,6 +201,106 @@ pub struct QuantizeArgs {
     /// Quantize the embedding table itself and leave the head tied to it (w4a16 row-major)
     #[arg(long)]
     pub quantize_embedding: bool,
+    /// Directory to write [default: artifacts/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Replace what is at --out
+    #[arg(long)]
+    pub force: bool,
+    /// Print the plan and stop
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub log: LogArgs,
+}
+
+/// Types of an export's weights and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionArg {
+    /// int8 weights per output channel, 16-bit activations
+    W8a16,
+    /// int8 weights, float activations: what the weights alone cost
+    W8,
+    /// 16-bit weights and activations
+    W16a16,
+    /// int8 weights, 8-bit activations
+    W8a8,
+    /// Everything in f32: the reference twin
+    Fp32,
+}
+
+/// How an export is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SplitArg {
+    /// One graph
+    Whole,
+    /// A graph per layer, and one for the head
+    Layer,
+}
+
+/// Caches of sliding layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SlidingCacheArg {
+    /// The graph returns the new entry; the runtime writes it over the oldest
+    Ring,
+    /// The graph returns the whole window, moved by one
+    Roll,
+}
+
+/// Caches of full layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FullCacheArg {
+    /// The graph returns the new entry; the runtime appends it
+    Roll,
+    /// The same graph, with slots counted round
+    Ring,
+    /// The graph returns the whole cache, moved by one
+    RollCache,
+}
+
+/// `export-npu`
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    spark-convert export-npu --calib texts/\n  \
+    spark-convert export-npu Spark-X2.5-1.7B --split layer --context 4096\n  \
+    spark-convert export-npu Spark-X2.5-1.7B --precision fp32 --out out/spark-npu-fp32\n  \
+    spark-convert export-npu Spark-X2.5-1.7B --dry-run --json")]
+pub struct ExportNpuArgs {
+    /// Checkpoint: a directory, its config.json, or a hub-cache snapshot
+    /// [default: $SPARK_CHECKPOINT, else the current directory]
+    pub model: Option<PathBuf>,
+    /// Texts that show which values flow where: a .txt, .md or .jsonl file, or a directory of them
+    /// [default: the bundled texts]
+    #[arg(long, value_name = "DIR|FILE")]
+    pub calib: Option<PathBuf>,
+    /// Take at most so many tokens, of texts spread evenly over the list [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub calib_tokens: Option<u32>,
+    /// Types of weights and activations
+    #[arg(long, value_enum, default_value_t = PrecisionArg::W8a16)]
+    pub precision: PrecisionArg,
+    /// How scales of int8 weights are chosen [default: search]
+    #[arg(long, value_enum)]
+    pub method: Option<MethodArg>,
+    /// How the step is cut into graphs
+    #[arg(long, value_enum, default_value_t = SplitArg::Whole)]
+    pub split: SplitArg,
+    /// Tokens that a full layer sees, the current one included
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub context: u32,
+    /// How caches of sliding layers move on [default: ring]
+    #[arg(long, value_enum)]
+    pub sliding_cache: Option<SlidingCacheArg>,
+    /// How caches of full layers move on [default: roll]
+    #[arg(long, value_enum)]
+    pub full_cache: Option<FullCacheArg>,
     /// Directory to write [default: artifacts/NAME]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

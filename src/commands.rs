@@ -1,5 +1,6 @@
 //! The verbs: from arguments to a result on stdout.
 
+mod export_npu;
 mod generate;
 mod inspect;
 mod model_arg;
@@ -23,6 +24,7 @@ pub fn run(command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::ExportNpu(args) => export_npu::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Generate(args) => generate::run(&args),
     }
@@ -33,6 +35,7 @@ pub fn log_args(command: &Command) -> LogArgs {
     match command {
         Command::Inspect(args) => args.log,
         Command::Quantize(args) => args.log,
+        Command::ExportNpu(args) => args.log,
         Command::Verify(args) => args.log,
         Command::Generate(args) => args.log,
     }

@@ -20,9 +20,9 @@ pub enum Style {
     None,
 }
 
-/// Told how many bytes of work are done.
+/// Told how much of the work is done, in bytes or in tokens.
 pub trait Progress: Send + Sync {
-    /// `bytes` more are done; `what` is being worked on.
+    /// `bytes` (or tokens) more are done; `what` is being worked on.
     fn advance(&self, bytes: u64, what: &str);
     /// All work is done.
     fn finish(&self);
@@ -36,6 +36,21 @@ pub fn new(style: Style, task: &'static str, total_bytes: u64) -> Box<dyn Progre
         // A bar on something that is not a terminal draws nothing, and nothing is not what was asked for.
         Style::Auto | Style::Bar if terminal => Box::new(Bar::new(task, total_bytes)),
         _ => Box::new(Plain::new(task, total_bytes)),
+    }
+}
+
+/// The same for work that is counted in tokens.
+pub fn new_in_tokens(style: Style, task: &'static str, total: usize) -> Box<dyn Progress> {
+    match style {
+        Style::Auto | Style::Bar if std::io::stderr().is_terminal() => {
+            let bar = Bar::new(task, total as u64);
+            let template = "{prefix} [{bar:30}] {pos}/{len} tokens eta {eta}  {wide_msg}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.0.set_style(style.progress_chars("=> "));
+            }
+            Box::new(bar)
+        }
+        _ => new(style, task, total as u64),
     }
 }
 

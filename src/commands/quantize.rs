@@ -119,7 +119,7 @@ fn work(plan: &Plan, checkpoint: &Checkpoint) -> u64 {
 }
 
 /// Whether something is at the target (an empty directory is nothing).
-fn occupied(out: &Path) -> Result<bool> {
+pub(super) fn occupied(out: &Path) -> Result<bool> {
     match std::fs::symlink_metadata(out) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(Failure::io(out, "cannot open", e)),
@@ -132,7 +132,7 @@ fn occupied(out: &Path) -> Result<bool> {
 }
 
 /// `--force` replaces a directory, not the one the user stands in.
-fn refuse_precious(out: &Path) -> Result<()> {
+pub(super) fn refuse_precious(out: &Path) -> Result<()> {
     let here = std::env::current_dir().map_err(|e| Failure::io(Path::new("."), "cannot open", e))?;
     match out.canonicalize() {
         Ok(target) if here.starts_with(&target) => {
@@ -177,7 +177,7 @@ fn up_to_date(request: &Request) -> Result<Result<Manifest, String>> {
     })
 }
 
-fn same_side_file(checkpoint: &Checkpoint, manifest: &Manifest, name: &str) -> bool {
+pub(super) fn same_side_file(checkpoint: &Checkpoint, manifest: &Manifest, name: &str) -> bool {
     let hash = checkpoint.dir.open_file(name).ok().and_then(|mut f| crate::artifact::hash_file(&mut f).ok());
     matches!((hash, manifest.files.get(name)), (Some((sha256, _)), Some(record)) if sha256 == record.sha256)
 }
