@@ -295,6 +295,9 @@ pub struct ExportNpuArgs {
     /// Tokens that a full layer sees, the current one included
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub context: u32,
+    /// Also write samples of the graphs' inputs, as HDF5 in the form that AI Hub's quantize job takes
+    #[arg(long)]
+    pub dump_calib: bool,
     /// How caches of sliding layers move on [default: ring]
     #[arg(long, value_enum)]
     pub sliding_cache: Option<SlidingCacheArg>,

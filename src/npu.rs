@@ -10,12 +10,14 @@
 
 pub mod encode;
 pub mod encoding;
+pub mod hdf5;
 pub mod layout;
 pub mod logical;
 pub mod lower;
 pub mod manifest;
 pub mod options;
 pub mod package;
+pub mod samples;
 pub mod step;
 pub mod weights;
 pub mod write;
@@ -43,8 +45,10 @@ pub struct Export {
     pub graphs: Vec<LogicalGraph>,
     /// Where the constants of each graph lie.
     pub layouts: Vec<Layout>,
-    /// Ranges of a quantized export, once there are any.
-    calibrated: Option<(Vec<Encodings>, Blocked)>,
+    /// What masks hold, from the scores where texts were run.
+    blocked: Blocked,
+    /// One per graph where activations are codes, once there are ranges.
+    encodings: Option<Vec<Encodings>>,
 }
 
 impl Export {
@@ -56,41 +60,41 @@ impl Export {
         check(config, &options)?;
         let graphs = step::graphs(config, &options);
         let layouts = graphs.iter().map(|g| Layout::new(g, options.precision)).collect::<Result<_>>()?;
-        Ok(Self { config: config.clone(), options, graphs, layouts, calibrated: None })
+        let blocked = Blocked::new(config, None);
+        Ok(Self { config: config.clone(), options, graphs, layouts, blocked, encodings: None })
     }
 
-    /// Works the encodings out; only for an export of quantized activations.
+    /// Takes in what texts have shown.
     ///
     /// # Panics
     /// When a site of the model was not calibrated.
     pub fn calibrate(&mut self, ranges: &Ranges) {
-        let blocked = Blocked::new(&self.config, Some(ranges));
-        let of = |graph| Encodings::new(graph, &self.options, ranges, blocked);
-        self.calibrated = Some((self.graphs.iter().map(of).collect(), blocked));
+        self.blocked = Blocked::new(&self.config, Some(ranges));
+        if self.options.is_quantized() {
+            let of = |graph| Encodings::new(graph, &self.options, ranges, self.blocked);
+            self.encodings = Some(self.graphs.iter().map(of).collect());
+        }
     }
 
     /// Encodings of a graph; `None` where activations are floats.
     ///
     /// # Panics
-    /// When the export is of quantized activations and not calibrated.
+    /// When activations are codes and the export is not calibrated.
     fn encodings(&self, graph: usize) -> Option<&Encodings> {
-        let calibrated = self.calibrated.as_ref().map(|(encodings, _)| &encodings[graph]);
-        assert_eq!(
-            calibrated.is_some(),
-            self.options.is_calibrated(),
-            "calibrated if, and only if, quantized"
-        );
-        calibrated
+        let encodings = self.encodings.as_ref().map(|encodings| &encodings[graph]);
+        assert_eq!(encodings.is_some(), self.options.is_quantized(), "codes need ranges");
+        encodings
     }
 
     /// What the runtime reads.
     pub fn manifest(&self) -> DecodeManifest {
-        let encodings = self.calibrated.as_ref().map(|(encodings, _)| encodings.as_slice());
-        let blocked = self
-            .calibrated
-            .as_ref()
-            .map_or_else(|| Blocked::new(&self.config, None), |(_, blocked)| *blocked);
-        manifest::decode_manifest(&self.config, &self.options, &self.graphs, encodings, blocked)
+        let encodings = self.encodings.as_deref();
+        manifest::decode_manifest(&self.config, &self.options, &self.graphs, encodings, self.blocked)
+    }
+
+    /// What the masks of a layer type hold where a position is blocked.
+    pub fn blocked(&self, kind: LayerType) -> f32 {
+        self.blocked.of(kind)
     }
 
     /// Tensors whose range has no extent.
@@ -99,7 +103,7 @@ impl Export {
             let tensor = |name: &String| format!("{}: {name}", graph.name);
             encodings.degenerate.iter().map(tensor).collect::<Vec<_>>()
         };
-        let encodings = self.calibrated.iter().flat_map(|(encodings, _)| encodings);
+        let encodings = self.encodings.iter().flatten();
         self.graphs.iter().zip(encodings).flat_map(of).collect()
     }
 
@@ -110,7 +114,7 @@ impl Export {
 
     /// Bytes of the embedding file.
     pub fn embedding_bytes(&self) -> u64 {
-        let element = if self.options.is_calibrated() { 2 } else { 4 };
+        let element = if self.options.is_quantized() { 2 } else { 4 };
         self.config.vocab_size as u64 * self.config.hidden_size as u64 * element
     }
 
@@ -119,9 +123,10 @@ impl Export {
         self.weight_bytes() + self.embedding_bytes() / self.config.vocab_size as u64
     }
 
-    /// Bytes of all data files and the embedding.
+    /// Bytes of all data files, the embedding and samples.
     pub fn data_bytes(&self) -> u64 {
-        self.layouts.iter().map(|l| l.file_bytes).sum::<u64>() + self.embedding_bytes()
+        let samples = if self.options.samples { samples::bytes(&self.graphs) } else { 0 };
+        self.layouts.iter().map(|l| l.file_bytes).sum::<u64>() + self.embedding_bytes() + samples
     }
 }
 

@@ -1,5 +1,6 @@
 //! `export-npu`: open, plan, read texts, calibrate, write graphs, publish.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -16,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::npu::options::{CacheKind, Options, Precision, Split};
 use crate::npu::package::{Calibration, calibration_json, notes, side_files, sizes, write_artifact};
 use crate::npu::write::{Writer, peak_bytes};
-use crate::npu::{Export, table_range};
+use crate::npu::{Export, samples, table_range};
 use crate::opened::{chat_template, checkpoint_model, tokenizer};
 use crate::quant::Method;
 use crate::runtime::Rounding;
@@ -100,8 +101,8 @@ fn options(args: &ExportNpuArgs, config: &SparkConfig) -> Result<Options> {
     if args.method.is_some() && !precision.has_int8_weights() {
         return Err(without_effect("--method", "no weight is int8"));
     }
-    if precision.activation_bits().is_none() {
-        let floats = "activations are floats, so nothing is calibrated";
+    if precision.activation_bits().is_none() && !args.dump_calib {
+        let floats = "activations are floats, and without --dump-calib no text is read";
         if args.calib.is_some() {
             return Err(without_effect("--calib", floats));
         }
@@ -145,6 +146,7 @@ fn options(args: &ExportNpuArgs, config: &SparkConfig) -> Result<Options> {
             Some(FullCacheArg::Ring) => CacheKind::RingEntry,
             Some(FullCacheArg::RollCache) => CacheKind::RollCache,
         },
+        samples: args.dump_calib,
     })
 }
 
@@ -199,6 +201,7 @@ fn produce(request: Request, style: progress::Style, interrupt: &Interrupt) -> R
     check_space(&request.out, request.export.data_bytes())?;
     let staging = Staging::begin(&request.out)?;
     let Request { checkpoint, mut export, sequences, out, force } = request;
+    let mut samples = BTreeMap::new();
     let calibration = match &sequences {
         None => None,
         Some(sequences) => {
@@ -210,6 +213,9 @@ fn produce(request: Request, style: progress::Style, interrupt: &Interrupt) -> R
             let table = checkpoint.specs.iter().find(|s| s.module == Module::Embedding);
             ranges.include(Site::Embedding, table_range(checkpoint.tensor(table.map_or("", |s| &s.name)))?);
             export.calibrate(&ranges);
+            if export.options.samples {
+                samples = samples::write(&model, &export, sequences, &staging, interrupt)?;
+            }
             Some(Calibration { ranges, coverage, notes: sequences.notes.clone() })
         }
     };
@@ -221,7 +227,7 @@ fn produce(request: Request, style: progress::Style, interrupt: &Interrupt) -> R
         progress: progress.as_ref(),
         interrupt,
     };
-    let manifest = write_artifact(&writer, calibration.as_ref())?;
+    let manifest = write_artifact(&writer, calibration.as_ref(), samples)?;
     progress.finish();
     interrupt.check()?;
     staging.publish(force)?;

@@ -10,7 +10,7 @@ fn lowered(precision: Precision) -> (LogicalGraph, Layout, Graph) {
     let options = Options { context: 24, precision, ..Options::default() };
     let graph = step::graphs(&config, &options).remove(0);
     let layout = Layout::new(&graph, precision).unwrap();
-    let encodings = options.is_calibrated().then(|| {
+    let encodings = options.is_quantized().then(|| {
         let ranges = test_ranges(&config, |_| None);
         Encodings::new(&graph, &options, &ranges, Blocked::new(&config, Some(&ranges)))
     });

@@ -142,6 +142,8 @@ pub struct Options {
     pub sliding_cache: CacheKind,
     /// Caches of full layers: any kind.
     pub full_cache: CacheKind,
+    /// Whether samples of the inputs are written beside the graphs, for jobs that calibrate again.
+    pub samples: bool,
 }
 
 /// Context of an export that names none.
@@ -156,6 +158,7 @@ impl Default for Options {
             context: DEFAULT_CONTEXT,
             sliding_cache: CacheKind::RingEntry,
             full_cache: CacheKind::RollEntry,
+            samples: false,
         }
     }
 }
@@ -172,9 +175,14 @@ impl Options {
         }
     }
 
-    /// Whether ranges of activations are needed.
-    pub fn is_calibrated(&self) -> bool {
+    /// Whether activations are codes.
+    pub fn is_quantized(&self) -> bool {
         self.precision.activation_bits().is_some()
+    }
+
+    /// Whether texts are run: for encodings, or for samples (whose masks follow from the scores).
+    pub fn is_calibrated(&self) -> bool {
+        self.is_quantized() || self.samples
     }
 
     /// What the default name says beyond the scheme: everything that is not the default.
@@ -195,6 +203,7 @@ impl Options {
         add(self.sliding_cache != default.sliding_cache, format!("sliding-{sliding}"));
         let full = self.full_cache.option(LayerType::Full);
         add(self.full_cache != default.full_cache, format!("full-{full}"));
+        add(self.samples, "samples".to_owned());
         suffix
     }
 
@@ -211,6 +220,7 @@ impl Options {
         put("context", self.context.into());
         put("sliding_cache", self.sliding_cache.option(LayerType::Sliding).into());
         put("full_cache", self.full_cache.option(LayerType::Full).into());
+        put("samples", self.samples.into());
         options
     }
 }
@@ -246,7 +256,8 @@ mod tests {
             context: 64,
             sliding_cache: CacheKind::RollCache,
             full_cache: CacheKind::RingEntry,
+            samples: true,
         };
-        assert_eq!(other.name_suffix(), "-w16a16-rtn-layer-c64-sliding-roll-full-ring");
+        assert_eq!(other.name_suffix(), "-w16a16-rtn-layer-c64-sliding-roll-full-ring-samples");
     }
 }

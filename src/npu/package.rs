@@ -31,14 +31,20 @@ pub struct Calibration {
     pub notes: Vec<String>,
 }
 
-/// Writes the whole artifact of an export, the manifest last, and returns the manifest.
+/// Writes the whole artifact of an export, the manifest last, and returns the manifest. `samples` are
+/// files that are there already.
 ///
 /// # Errors
 /// As [`Writer::write`], and when the source changed meanwhile.
-pub fn write_artifact(writer: &Writer<'_>, calibration: Option<&Calibration>) -> Result<Manifest> {
+pub fn write_artifact(
+    writer: &Writer<'_>,
+    calibration: Option<&Calibration>,
+    samples: BTreeMap<String, FileRecord>,
+) -> Result<Manifest> {
     let Writer { checkpoint, export, staging, interrupt, .. } = *writer;
     let written = writer.write()?;
     let mut files = written.files;
+    files.extend(samples);
     let mut notes = notes(checkpoint, export);
     notes.extend(written.notes);
     for name in side_files(checkpoint, export) {
@@ -95,6 +101,7 @@ pub fn side_files<'a>(checkpoint: &'a Checkpoint, export: &Export) -> impl Itera
 fn is_ours(name: &str, export: &Export) -> bool {
     [DECODE_MANIFEST_FILE, EMBEDDING_FILE, CALIBRATION_FILE].contains(&name)
         || export.graphs.iter().any(|g| g.name == name)
+        || super::samples::file_names(export).iter().any(|file| file == name)
 }
 
 fn degenerate_note(export: &Export) -> Option<String> {

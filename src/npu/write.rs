@@ -166,7 +166,7 @@ impl Writer<'_> {
     fn embedding(&self) -> Result<FileRecord> {
         let spec = self.checkpoint.specs.iter().find(|s| s.module == Module::Embedding);
         let source = self.checkpoint.tensor(spec.map_or("", |s| &s.name));
-        let half = self.export.options.is_calibrated();
+        let half = self.export.options.is_quantized();
         let mut file = DataFile::create(self.staging, EMBEDDING_FILE)?;
         let rows = (BLOCK_BYTES / source.row_bytes().max(1)).max(1);
         for start in (0..source.rows()).step_by(rows) {
@@ -285,7 +285,7 @@ impl<'a> Sink<'a> {
 }
 
 /// A file written front to back and hashed on the way.
-struct DataFile {
+pub(super) struct DataFile {
     path: PathBuf,
     file: File,
     hash: Sha256,
@@ -293,12 +293,12 @@ struct DataFile {
 }
 
 impl DataFile {
-    fn create(staging: &Staging, name: &str) -> Result<Self> {
+    pub(super) fn create(staging: &Staging, name: &str) -> Result<Self> {
         let file = staging.create(name)?;
         Ok(Self { path: staging.path(name), file, hash: Sha256::new(), written: 0 })
     }
 
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.hash.update(bytes);
         self.file.write_all(bytes).map_err(|e| Failure::io(&self.path, "cannot write", e))?;
         self.written += bytes.len() as u64;
@@ -321,7 +321,7 @@ impl DataFile {
         self.close()
     }
 
-    fn close(self) -> Result<FileRecord> {
+    pub(super) fn close(self) -> Result<FileRecord> {
         self.file.sync_all().map_err(|e| Failure::io(&self.path, "cannot write", e))?;
         Ok(FileRecord { bytes: self.written, sha256: finish_hash(self.hash) })
     }

@@ -3,6 +3,7 @@
 
 mod behaviour;
 mod calibration;
+mod export_npu;
 mod forward;
 mod four_bits;
 mod known_failures;

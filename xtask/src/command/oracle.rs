@@ -4,6 +4,7 @@
 //! environment once.
 
 mod consumer;
+mod export;
 mod reference;
 
 use std::fs;
@@ -21,7 +22,7 @@ use super::process::{output, program, release_binary, root, run};
 /// Which referees.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Set {
-    /// Grid levels on fixed matrices (215 MiB of packages).
+    /// Grid levels on fixed matrices, and ONNX Runtime runs exports (215 MiB of packages).
     Light,
     /// The real compressed-tensors library reads artifacts (5.1 GiB).
     Full,
@@ -46,7 +47,10 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
     let dir = referees(args.referees.as_deref()).context("no referees there; pass --referees DIR")?;
     for set in &args.sets {
         match set {
-            Set::Light => grids(&dir)?,
+            Set::Light => {
+                grids(&dir)?;
+                exports(&dir)?;
+            }
             Set::Full => checkpoints(&dir)?,
             Set::Reference => forward(&dir)?,
             Set::Vllm => {
@@ -221,6 +225,11 @@ pub(super) fn checkpoints(dir: &Path) -> Result<()> {
         }
     }
     consumer::tinygemm(&python, &binary, &sources(&temp.path().join("again"))?)
+}
+
+/// ONNX Runtime runs exports to the end of their context.
+pub(super) fn exports(dir: &Path) -> Result<()> {
+    export::check(dir, &python(dir, "light")?, &release_binary()?)
 }
 
 /// The forward pass against PyTorch.
