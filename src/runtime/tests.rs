@@ -296,8 +296,8 @@ fn taps_see_every_edge_with_its_positions() {
             }
         })
         .unwrap();
-    // 300 tokens are a chunk of 256 and the rest, each with 15 edges per layer and two more.
-    assert_eq!(seen.len(), 2 * (4 * 15 + 2));
+    // 300 tokens are a chunk of 256 and the rest, each with 16 edges per layer and two more.
+    assert_eq!(seen.len(), 2 * (4 * 16 + 2));
     assert_eq!(seen.first(), Some(&(Edge::Embedding, 7)));
     assert_eq!(seen.last(), Some(&(Edge::FinalNorm, 7 + 256)));
     let last = model.forward_last(&mut state.clone(), &tokens(300)).unwrap();
@@ -313,7 +313,11 @@ fn bf16_arithmetic_rounds_what_leaves_a_step() {
     let is_bf16 = |rows: &[f32]| rows.iter().all(|x| x.to_bits() & 0xffff == 0);
     model
         .run(&mut State::new(model.config()), &tokens, &mut |edge, _, rows| {
-            use LayerEdge::{AfterAttention, Output};
+            use LayerEdge::{AfterAttention, Output, Scores};
+            // Scores are seen as the products they are, before they are rounded.
+            if matches!(edge, Edge::Layer(_, Scores)) {
+                return;
+            }
             let stream =
                 matches!(edge, Edge::Embedding | Edge::Layer(_, AfterAttention) | Edge::Layer(_, Output));
             assert_eq!(is_bf16(rows), !stream, "{edge:?}");
