@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::json;
@@ -207,8 +208,11 @@ fn produce(request: Request, style: progress::Style, interrupt: &Interrupt) -> R
         Some(sequences) => {
             let progress = progress::new_in_tokens(style, "calibrate", sequences.total());
             let model = checkpoint_model(&checkpoint, Rounding::None)?;
+            let began = Instant::now();
             let mut ranges = calibrate(&model, sequences, progress.as_ref(), interrupt)?;
             progress.finish();
+            let seconds = began.elapsed().as_secs_f64();
+            tracing::info!("calibrated on {} tokens in {seconds:.1} s", sequences.total());
             let coverage = Coverage::new(sequences, &ranges, &checkpoint.config, export.options.context);
             let table = checkpoint.specs.iter().find(|s| s.module == Module::Embedding);
             ranges.include(Site::Embedding, table_range(checkpoint.tensor(table.map_or("", |s| &s.name)))?);
@@ -227,10 +231,12 @@ fn produce(request: Request, style: progress::Style, interrupt: &Interrupt) -> R
         progress: progress.as_ref(),
         interrupt,
     };
+    let began = Instant::now();
     let manifest = write_artifact(&writer, calibration.as_ref(), samples)?;
     progress.finish();
     interrupt.check()?;
     staging.publish(force)?;
+    tracing::info!("wrote {graphs} graphs in {:.1} s", began.elapsed().as_secs_f64());
     let calibration = calibration.map(|c| calibration_json(&c, &export));
     Ok(Produced { out, manifest, status: "written", graphs, told, calibration })
 }
