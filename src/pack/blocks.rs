@@ -77,17 +77,17 @@ fn transpose_half<const L: usize>(bytes: &[u8], within: Range<usize>, out: &mut 
             // The other nibble of every byte is of no use: it makes room for eight more columns.
             let shift = if within.end <= half { 0 } else { 4 };
             let (left, right) = bytes.split_at(TILE * half);
-            for i in 0..TILE {
-                for lane in 0..L {
+            for (i, lanes) in tile.iter_mut().enumerate() {
+                for (lane, slot) in lanes.iter_mut().enumerate() {
                     let at = i * half + lane * TILE;
-                    tile[i][lane] =
+                    *slot =
                         word(&left[at..]) >> shift & NIBBLES | (word(&right[at..]) >> shift & NIBBLES) << 4;
                 }
             }
         } else {
-            for i in 0..TILE {
-                for lane in 0..L {
-                    tile[i][lane] = word(&bytes[i * half + lane * TILE..]);
+            for (i, lanes) in tile.iter_mut().enumerate() {
+                for (lane, slot) in lanes.iter_mut().enumerate() {
+                    *slot = word(&bytes[i * half + lane * TILE..]);
                 }
             }
         }
@@ -116,10 +116,11 @@ fn word(bytes: &[u8]) -> u64 {
 #[inline(always)]
 pub(super) fn transpose_lanes<const L: usize>(x: &mut [[u64; L]; TILE]) {
     let mut swap = |i: usize, j: usize, shift: u32, mask: u64| {
-        for lane in 0..L {
-            let t = (x[i][lane] >> shift ^ x[j][lane]) & mask;
-            x[i][lane] ^= t << shift;
-            x[j][lane] ^= t;
+        let (front, back) = x.split_at_mut(j);
+        for (a, b) in front[i].iter_mut().zip(&mut back[0]) {
+            let t = (*a >> shift ^ *b) & mask;
+            *a ^= t << shift;
+            *b ^= t;
         }
     };
     for i in [0, 2, 4, 6] {
