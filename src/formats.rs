@@ -242,7 +242,11 @@ impl<'a> Options<'a> {
     }
 
     /// The value of `key`, as `parse` understands it.
-    fn take<T>(&mut self, key: &'static str, parse: impl FnOnce(&'a Value) -> Option<T>) -> Result<T, String> {
+    fn take<T>(
+        &mut self,
+        key: &'static str,
+        parse: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<T, String> {
         self.taken.push(key);
         let value = self.options.get(key).unwrap_or(&Value::Null);
         parse(value).ok_or_else(|| format!("options.{key} {value} is not known to this version"))

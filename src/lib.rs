@@ -18,6 +18,7 @@ pub mod logging;
 pub mod metrics;
 pub mod onnx;
 pub mod opened;
+pub mod pack;
 pub mod plan;
 pub mod progress;
 pub mod quant;

@@ -6,7 +6,10 @@ use crate::checkpoint::{CONFIG_FILE, Checkpoint, MANIFEST_FILE, ModelDir, Tensor
 use crate::error::{Failure, InputError, Result};
 use crate::formats::{self, Fit, Format, Packed};
 use crate::plan::{module_of, qkv_parts};
-use crate::runtime::{Embedding, Linear, Model, PackedEmbedding, Rounding, StackedLinear, packed_linear, packed_linear_on_floats};
+use crate::runtime::{
+    Embedding, Linear, Model, PackedEmbedding, Rounding, StackedLinear, packed_linear,
+    packed_linear_on_floats,
+};
 use crate::spark::{Module, SparkConfig, TensorSpec};
 use crate::tokenize::{ChatError, ChatTemplate, Tokenizer};
 use crate::verify::read_manifest;

@@ -26,9 +26,12 @@ mod rope;
 mod rounding;
 
 pub use cache::State;
-pub use embedding::{Embedding, FloatEmbedding};
+pub use embedding::{Embedding, FloatEmbedding, PackedEmbedding};
 pub use forward::{Edge, LayerEdge, argmax};
-pub use linear::{FloatLinear, Int8Linear, Linear, multiply_by_decoded_rows, packed_linear, split_rows};
+pub use linear::{
+    FloatLinear, Int4FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear, StackedLinear,
+    multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear, packed_linear_on_floats, split_rows,
+};
 pub use model::{LayerParts, Model, ModelParts};
 pub use rounding::Rounding;
 

@@ -36,10 +36,7 @@ fn w4a8(args: &QuantizeArgs, method: Method) -> Result<W4a8> {
     refuse_w4a16_options(args, "w4a8")?;
     let group_size = group_size(args, &W4a8::GROUP_SIZES, "vLLM")?;
     let head = head(args);
-    let needs_compressed_tensors = [
-        (args.asymmetric, "--asymmetric"),
-        (head == Head::Int8, "--head int8"),
-    ];
+    let needs_compressed_tensors = [(args.asymmetric, "--asymmetric"), (head == Head::Int8, "--head int8")];
     let reason = needs_compressed_tensors.into_iter().find(|(needed, _)| *needed).map(|(_, option)| option);
     let packing = match (args.packing, reason) {
         (Some(PackingArg::Gptq), Some(reason)) => {

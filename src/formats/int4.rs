@@ -162,7 +162,15 @@ impl Codec for Int4 {
     fn encoder<'a>(&'a self, source: TensorView<'a>, rows: Range<usize>) -> Box<dyn Encoder + 'a> {
         let shape = [rows.len(), source.row_len()];
         let grids = Vec::with_capacity(rows.len() * self.groups(source.row_len()));
-        Box::new(Int4Encoder { codec: self, source, shape, grids, strips: Vec::new(), tensor: 0, word_row: 0 })
+        Box::new(Int4Encoder {
+            codec: self,
+            source,
+            shape,
+            grids,
+            strips: Vec::new(),
+            tensor: 0,
+            word_row: 0,
+        })
     }
 
     fn encoder_bytes(&self, [n, k]: [usize; 2]) -> u64 {
@@ -199,8 +207,20 @@ impl Codec for Int4 {
         };
         let (layout, grids) = match self.storage {
             Storage::Gptq => {
-                check_words(&mut reader, tensors[1], |_| GPTQ_V1_ZEROS, "version 1 stores zero points of 8 as 7", "readers that follow the file's zero points shift every weight of the group");
-                check_words(&mut reader, tensors[3], |k| (k / self.group_size) as u32, "groups in order", "a reader takes the module for reordered and leaves the 4-bit kernel");
+                check_words(
+                    &mut reader,
+                    tensors[1],
+                    |_| GPTQ_V1_ZEROS,
+                    "version 1 stores zero points of 8 as 7",
+                    "readers that follow the file's zero points shift every weight of the group",
+                );
+                check_words(
+                    &mut reader,
+                    tensors[3],
+                    |k| (k / self.group_size) as u32,
+                    "groups in order",
+                    "a reader takes the module for reordered and leaves the 4-bit kernel",
+                );
                 (CodeLayout::Columns, GroupGrids::GroupMajor { scales: tensors[2].bytes })
             }
             Storage::PackQuantized => {
@@ -360,7 +380,11 @@ impl Encoder for Int4Encoder<'_> {
         for task in encoded {
             // Counting and locating is for the error path: decode once more.
             let Some(task) = task else {
-                return Err(self.source.non_finite(rows).unwrap_or(NonFinite { count: 1, row: 0, column: 0 }));
+                return Err(self.source.non_finite(rows).unwrap_or(NonFinite {
+                    count: 1,
+                    row: 0,
+                    column: 0,
+                }));
             };
             bytes.extend(task.bytes);
             self.grids.extend(task.grids);
@@ -454,9 +478,13 @@ impl Int4Encoder<'_> {
             }
             (Storage::PackQuantized, 2) if self.codec.grid == Grid::ZeroPoint => {
                 let zeros: Vec<u8> = self.grids.iter().map(|grid| grid.zero.to_le_bytes()[0]).collect();
-                bytes.extend(pack::zero_points::pack_row_major(&zeros, groups).iter().flat_map(|w| w.to_le_bytes()));
+                bytes.extend(
+                    pack::zero_points::pack_row_major(&zeros, groups).iter().flat_map(|w| w.to_le_bytes()),
+                );
             }
-            (Storage::PackQuantized, 2..) => bytes.extend([n, k].iter().flat_map(|d| (*d as u64).to_le_bytes())),
+            (Storage::PackQuantized, 2..) => {
+                bytes.extend([n, k].iter().flat_map(|d| (*d as u64).to_le_bytes()))
+            }
             (Storage::Blocks(_), _) => bytes.extend(group_major.flat_map(|at| {
                 let StoredGrid { scale, zero } = self.grids[at];
                 let ([a, b], [c, d]) = (scale.to_le_bytes(), zero.to_le_bytes());

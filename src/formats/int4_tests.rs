@@ -12,7 +12,8 @@ fn unhex(hex: &serde_json::Value) -> Vec<u8> {
 /// The golden file's weights, as bf16 bytes.
 fn weights(n: usize, k: usize, shifted: bool) -> Vec<u8> {
     let weight = |r: usize, c: usize| {
-        let w = (((r * 31 + c * 17) % 97) as f32 - 48.0) / 256.0 * if c.is_multiple_of(5) { 4.0 } else { 1.0 };
+        let w =
+            (((r * 31 + c * 17) % 97) as f32 - 48.0) / 256.0 * if c.is_multiple_of(5) { 4.0 } else { 1.0 };
         if shifted && c < 32 { w + 0.125 } else { w }
     };
     (0..n * k).flat_map(|i| bf16::from_f32(weight(i / k, i % k)).to_le_bytes()).collect()

@@ -42,16 +42,18 @@ impl Packed<'_> {
                 let mut sums = ErrorSums::default();
                 for (group, (weights, codes)) in groups.enumerate() {
                     let (error, bound) = match matrix.grid(row, group) {
-                        GroupGrid::ZeroPoint { scale, .. } if symmetric => {
-                            (symmetric::group_error(weights, codes, scale), symmetric::rounding_bound(weights))
-                        }
+                        GroupGrid::ZeroPoint { scale, .. } if symmetric => (
+                            symmetric::group_error(weights, codes, scale),
+                            symmetric::rounding_bound(weights),
+                        ),
                         GroupGrid::ZeroPoint { scale, zero_point } => {
                             let error = zero_point::group_error(weights, codes, scale, zero_point);
                             (error, zero_point::rounding_bound(weights))
                         }
-                        GroupGrid::Affine { scale, zero } => {
-                            (affine::group_error(weights, codes, scale, zero), affine::rounding_bound(weights))
-                        }
+                        GroupGrid::Affine { scale, zero } => (
+                            affine::group_error(weights, codes, scale, zero),
+                            affine::rounding_bound(weights),
+                        ),
                     };
                     if !(error.noise <= bound) {
                         return None;

@@ -49,7 +49,13 @@ impl W4a8 {
     pub const GROUP_SIZES: [usize; 3] = [32, 64, 128];
 
     /// The symmetric grid in GPTQ packing; the head in 4 bits or left alone.
-    pub fn gptq(method: Method, group_size: usize, signs: Signs, four_bit_head: bool, qkv: QkvTensors) -> Self {
+    pub fn gptq(
+        method: Method,
+        group_size: usize,
+        signs: Signs,
+        four_bit_head: bool,
+        qkv: QkvTensors,
+    ) -> Self {
         let head = if four_bit_head { Head::Int4 } else { Head::Source };
         Self::new(Grid::Symmetric(signs), Storage::Gptq, method, group_size, head, qkv)
     }
@@ -116,9 +122,8 @@ impl W4a8 {
     /// int32 tensors, finds `q_k_v_proj`, then asks for q, k and v, of which the published plugin says
     /// that they make it up, and stops. `q_k_v_proj` itself is there for other readers of GPTQ.
     fn modules(&self) -> Vec<&'static str> {
-        let mut modules = vec![
-            "q_k_v_proj", "q_proj", "k_proj", "v_proj", "out_proj", "gate_proj", "up_proj", "down_proj",
-        ];
+        let mut modules =
+            vec!["q_k_v_proj", "q_proj", "k_proj", "v_proj", "out_proj", "gate_proj", "up_proj", "down_proj"];
         modules.extend((self.head == Head::Int4).then_some("lm_head"));
         modules
     }
@@ -145,7 +150,9 @@ impl W4a8 {
         let symmetric = self.codec.grid != Grid::ZeroPoint;
         let group = |targets: &[&str]| ct::int4_group(targets, self.codec.group_size, symmetric);
         match self.head {
-            Head::Source => ct::block("pack-quantized", &["lm_head", ct::HEAD_GATE], vec![group(&["Linear"])]),
+            Head::Source => {
+                ct::block("pack-quantized", &["lm_head", ct::HEAD_GATE], vec![group(&["Linear"])])
+            }
             // The head's class in vLLM is not a Linear: only its name reaches it.
             Head::Int4 => ct::block("pack-quantized", &[ct::HEAD_GATE], vec![group(&["Linear", "lm_head"])]),
             Head::Int8 => {

@@ -69,7 +69,10 @@ fn the_gptq_block_is_the_one_that_was_run() {
     )
     .unwrap();
     assert_eq!(block, expected);
-    assert_eq!(default().further_files(&config), [("quantize_config.json", config["quantization_config"].clone())]);
+    assert_eq!(
+        default().further_files(&config),
+        [("quantize_config.json", config["quantization_config"].clone())]
+    );
 }
 
 #[test]
@@ -121,12 +124,16 @@ fn the_compressed_tensors_blocks_are_the_ones_that_were_run() {
     assert_eq!(block["config_groups"]["group_0"]["weights"]["symmetric"], true);
     let head = &block["config_groups"]["group_1"];
     assert_eq!((&head["targets"], &head["format"]), (&json!(["re:.*lm_head$"]), &json!("int-quantized")));
-    assert_eq!((&head["weights"]["num_bits"], &head["input_activations"]["dynamic"]), (&json!(8), &json!(true)));
+    assert_eq!(
+        (&head["weights"]["num_bits"], &head["input_activations"]["dynamic"]),
+        (&json!(8), &json!(true))
+    );
 }
 
 #[test]
 fn a_shape_that_the_kernel_does_not_take_is_refused_with_what_would_fit() {
-    let codec = |group_size| W4a8::gptq(Method::Search, group_size, Signs::Both, true, QkvTensors::Fused).codec;
+    let codec =
+        |group_size| W4a8::gptq(Method::Search, group_size, Signs::Both, true, QkvTensors::Fused).codec;
     assert_eq!(codec(128).fits([2048, 6656]), super::super::Fit::Fits);
     let super::super::Fit::Refuse(why) = codec(128).fits([256, 832]) else { panic!("832 / 128") };
     assert!(why.contains("832") && why.contains("--group-size 32 or 64"), "{why}");

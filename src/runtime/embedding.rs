@@ -1,6 +1,7 @@
 //! Token ids to rows of the residual stream.
 
 use crate::error::{InputError, Result};
+use crate::pack::Int4Matrix;
 use crate::tensor::{TensorView, dtype_name, element_bytes};
 
 /// A table of token embeddings, whatever it is made of.
@@ -49,6 +50,31 @@ impl Embedding for FloatEmbedding<'_> {
 
     fn hidden_size(&self) -> usize {
         self.0.row_len()
+    }
+
+    fn row(&self, token: u32, out: &mut [f32]) {
+        self.0.decode_row(token as usize, out);
+    }
+}
+
+/// An embedding of 4-bit codes, of which a row at a time is decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedEmbedding<'a>(Int4Matrix<'a>);
+
+impl<'a> PackedEmbedding<'a> {
+    /// Over a matrix `[vocab, hidden]`.
+    pub fn new(matrix: Int4Matrix<'a>) -> Self {
+        Self(matrix)
+    }
+}
+
+impl Embedding for PackedEmbedding<'_> {
+    fn vocab_size(&self) -> usize {
+        self.0.shape()[0]
+    }
+
+    fn hidden_size(&self) -> usize {
+        self.0.shape()[1]
     }
 
     fn row(&self, token: u32, out: &mut [f32]) {

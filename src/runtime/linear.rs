@@ -1,7 +1,11 @@
 //! What a projection is to the forward pass, whatever its weights are made of.
 
 mod float;
+mod int4;
+mod int4_float;
 mod int8;
+mod int8_float;
+mod stacked;
 
 use std::ops::Range;
 
@@ -12,11 +16,18 @@ use super::kernels::rows::Rows;
 use crate::error::Result;
 use crate::formats::{Activations, Packed};
 pub use float::FloatLinear;
+pub use int4::Int4Linear;
+pub use int4_float::Int4FloatLinear;
 pub use int8::Int8Linear;
+pub use int8_float::Int8FloatLinear;
+pub use stacked::StackedLinear;
 
 /// Rows of weights that one task multiplies by. No effect on results: every output element is
 /// computed in one task, in an order that depends on the length of the row alone.
 const ROW_BLOCK: usize = 32;
+
+/// Tokens from which on it pays to widen a block of weights once for all of them.
+const WIDEN_FROM: usize = 6;
 
 /// A matrix `[out_features, in_features]` that activations are multiplied by.
 ///
@@ -60,7 +71,9 @@ pub fn packed_linear<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
             }
         },
         // Zero points are for kernels of int8 activations, an affine grid for one of floats.
-        Packed::Int4(matrix) if !matrix.grids().has_zero_points() => Ok(Box::new(Int4FloatLinear::new(matrix))),
+        Packed::Int4(matrix) if !matrix.grids().has_zero_points() => {
+            Ok(Box::new(Int4FloatLinear::new(matrix)))
+        }
         Packed::Int4(matrix) => Ok(Box::new(Int4Linear::new(matrix)?)),
     }
 }
@@ -143,11 +156,30 @@ pub fn multiply_by_decoded_rows(
     y: &mut [f32],
     decode: impl Fn(usize, Range<usize>, &mut [f32]) + Sync,
 ) {
+    multiply_by_decoded_blocks(x, in_features, rows, y, |rows, k, out| {
+        for (row, out) in rows.zip(out.chunks_exact_mut(k.len())) {
+            decode(row, k.clone(), out);
+        }
+    });
+}
+
+/// The same for weights of which neighbouring rows are decoded together: `decode(rows, columns, out)`
+/// writes `[rows.len(), columns.len()]`.
+///
+/// # Panics
+/// When the lengths do not fit.
+pub fn multiply_by_decoded_blocks(
+    x: &[f32],
+    in_features: usize,
+    rows: Range<usize>,
+    y: &mut [f32],
+    decode: impl Fn(Range<usize>, Range<usize>, &mut [f32]) + Sync,
+) {
     let x = Rows::dense(x, in_features);
     assert_eq!(y.len(), x.count() * rows.len(), "x and y differ in tokens");
     split_rows(x.count(), rows, y, |panel: &mut Vec<f32>, rows, out| {
         let n = rows.len();
-        dot::multiply_decoded(x, n, |c, k, row| decode(rows.start + c, k, row), panel, out, n);
+        dot::multiply_decoded(x, n, |k, panel| decode(rows.clone(), k, panel), panel, out, n);
     });
 }
 

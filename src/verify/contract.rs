@@ -46,9 +46,14 @@ fn check_config(dir: &ModelDir, checkpoint: &Checkpoint, format: &dyn Format) ->
     let consequence = |path: &str| format.config_consequence(path);
     let mut findings = check_json(dir, CONFIG_FILE, &expected, "no loader starts", consequence);
     for (name, expected) in further_files(checkpoint, format) {
-        let consequence =
-            |path: &str| format.config_consequence(&format!("quantization_config.{path}"));
-        findings.extend(check_json(dir, name, &expected, "readers that look for this file stop", consequence));
+        let consequence = |path: &str| format.config_consequence(&format!("quantization_config.{path}"));
+        findings.extend(check_json(
+            dir,
+            name,
+            &expected,
+            "readers that look for this file stop",
+            consequence,
+        ));
     }
     findings
 }

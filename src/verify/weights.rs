@@ -87,7 +87,11 @@ pub fn check_weights(
                 .subject(tensor),
             );
         }
-        modules.push(ModuleSnr { module: step.module_name().to_owned(), snr_db, zero_rows: measured.zero_rows });
+        modules.push(ModuleSnr {
+            module: step.module_name().to_owned(),
+            snr_db,
+            zero_rows: measured.zero_rows,
+        });
     }
     Ok((modules, findings))
 }

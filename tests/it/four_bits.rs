@@ -77,7 +77,10 @@ fn every_form_is_written_verified_and_the_same_at_any_thread_count() {
         let loose = ["--min-snr-db", "0", "--max-kld", "9", "--min-greedy", "0", "--json"];
         let report = model.verify_scenario("short", &loose).expect(0).json();
         let report = &report["artifacts"][0];
-        assert!(report["behaviour"]["total"]["logits_snr_db"].as_f64().unwrap() > 5.0, "{options:?} {report}");
+        assert!(
+            report["behaviour"]["total"]["logits_snr_db"].as_f64().unwrap() > 5.0,
+            "{options:?} {report}"
+        );
         let written = tree(&model.out());
         for threads in ["1", "3"] {
             let more: Vec<&str> = ["--group-size", "32", "--force", "--threads", threads]
@@ -110,7 +113,8 @@ fn the_manifest_says_bits_and_bytes_by_exact_arithmetic() {
     let total = manifest["sizes"]["tensor_bytes"].as_u64().unwrap();
     let embedding = entry("model.embedding.weight")["bytes"].as_u64().unwrap();
     assert_eq!(manifest["sizes"]["bytes_per_token"], total - embedding + 256);
-    let stated: u64 = manifest["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    let stated: u64 =
+        manifest["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
     assert_eq!(stated, total);
 }
 
@@ -123,8 +127,7 @@ fn kf22_zero_points_follow_the_checkpoint_format() {
     assert_eq!(config["quantization_config"]["desc_act"], false);
     assert_eq!(read_json(&model.out().join("quantize_config.json")), config["quantization_config"]);
     let (tensors, source) = (all_tensors(&model.out()), all_tensors(&model.dir));
-    for (module, original) in
-        [(UP, format!("{UP}.weight")), ("lm_head", "model.embedding.weight".to_owned())]
+    for (module, original) in [(UP, format!("{UP}.weight")), ("lm_head", "model.embedding.weight".to_owned())]
     {
         let get = |name: &str| &tensors[&format!("{module}.{name}")].2;
         let weights = bf16s(&source[&original].2);
@@ -142,8 +145,9 @@ fn kf22_zero_points_follow_the_checkpoint_format() {
             };
             (0..n * k).map(element).collect()
         };
+        // A step is about a third of the weights' spread, so the other reading is 8 to 9 dB.
         assert!(snr_db(&weights, &decode(1)) > 15.0, "{module}");
-        assert!(snr_db(&weights, &decode(0)) < 6.0, "{module}: the other reading");
+        assert!(snr_db(&weights, &decode(0)) < 10.0, "{module}: the other reading");
     }
 }
 
@@ -197,7 +201,8 @@ fn kf24_the_head_gate_is_never_quantized() {
         let block = read_json(&model.out().join("config.json"))["quantization_config"].clone();
         match block["modules_in_block_to_quantize"].as_array() {
             Some(list) => {
-                let reaches = |entry: &Value| "model.layers.0.self_attn.g_proj".contains(entry.as_str().unwrap());
+                let reaches =
+                    |entry: &Value| "model.layers.0.self_attn.g_proj".contains(entry.as_str().unwrap());
                 assert!(!list.iter().any(reaches));
             }
             None => assert!(block["ignore"].as_array().unwrap().contains(&json!("re:.*g_proj$"))),
@@ -401,7 +406,8 @@ fn text_comes_out_of_every_form() {
     for (scheme, options, ..) in FORMS {
         let model = artifact(scheme, options);
         let out = model.out();
-        let args = ["generate", out.to_str().unwrap(), "--tokens", "3,17,42", "--max-new-tokens", "4", "--json"];
+        let args =
+            ["generate", out.to_str().unwrap(), "--tokens", "3,17,42", "--max-new-tokens", "4", "--json"];
         let said = run(model.root.path(), args).expect(0).json();
         assert_eq!(said["tokens"].as_array().unwrap().len(), 4, "{scheme} {options:?}");
     }

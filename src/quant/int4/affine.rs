@@ -5,14 +5,18 @@
 //! grid need not contain zero.
 
 use super::{
-    Candidates, Grid, Group, MAX_CODE, MIDDLE, SEARCHED, extent, neighbour, smallest, storable_scale, to_bf16,
+    Candidates, Grid, Group, MAX_CODE, MIDDLE, SEARCHED, extent, largest, max, neighbour, smallest,
+    storable_scale, to_bf16,
 };
 use crate::quant::{ErrorSums, Method};
-use crate::simd::LANES;
+use crate::simd::{LANES, multiversion, sum_lanes};
 
-/// Ends that are tried on either side, and how much of the range lies between one and the next.
+/// Ends that are tried on either side, as parts of the range that they lie inside of it.
 const ENDS: usize = 4;
-const STEP: f32 = 0.045;
+const INWARD: [f32; ENDS] = [0.0, 0.045, 0.09, 0.135];
+
+/// Least-squares fits of every candidate.
+const FITS: usize = 3;
 
 /// Ends of a grid are kept inside of this, so that rounding scale and zero to bf16 cannot move a
 /// decoded weight to infinity: 2^127 * (2 - 2^-5), an eleventh of a step from the largest bf16.
@@ -88,64 +92,71 @@ fn rounding([lo, hi]: [f32; 2]) -> (f32, f32) {
     (scale, to_bf16(MIDDLE * scale + lo))
 }
 
-/// Weighted sums of a group: of the importances, and of the weights counted from `middle`, in `unit`s.
-fn moments(group: Group<'_>, middle: f32, unit: f32) -> [f64; 2] {
-    let mut sums = [0.0; 2];
-    for (i, w) in group.weights.iter().enumerate() {
-        let h = f64::from(group.importance.map_or(1.0, |h| h[i]));
-        sums[0] += h;
-        sums[1] += h * f64::from((w - middle) / unit);
-    }
-    sums
-}
-
-fn search(group: Group<'_>) -> (f32, f32) {
-    let [lo, hi] = extent(group.weights);
-    let full = rounding([lo, hi]);
-    if lo == hi || !SEARCHED.contains(&hi.max(-lo)) || full.0 <= 1e-36 {
-        return full;
-    }
-    let (range, middle) = (hi - lo, 0.5 * (lo + hi));
-    let moments = moments(group, middle, range);
-    let (mut scale, mut zero) = ([0.0f32; LANES], [0.0f32; LANES]);
-    for i in 0..LANES {
-        let (low, high) = (lo + range * STEP * (i / ENDS) as f32, hi - range * STEP * (i % ENDS) as f32);
-        scale[i] = (high - low) / MAX_CODE;
-        zero[i] = low + MIDDLE * scale[i];
-    }
-    let mut best = (0.0f64, scale[0], zero[0], 0.0f64);
-    for _ in 0..3 {
-        let fit = group.fit(&Candidates::new(scale, [MIDDLE; LANES], zero));
-        for i in 0..LANES {
-            let [n, sum] = moments;
-            let (step, inverse) = (f64::from(scale[i]), 1.0 / f64::from(scale[i]));
-            // Sum of the weights, counted from the candidate's zero, in its steps.
-            let steps = sum * f64::from(range) * inverse + n * f64::from(middle - zero[i]) * inverse;
-            let codes = f64::from(fit.codes[i]);
-            let spread = f64::from(fit.squares[i]) - codes * codes / n;
-            let common = f64::from(fit.products[i]) - codes * steps / n;
-            if spread <= 0.0 || common <= 0.0 {
-                continue;
-            }
-            let slope = common / spread;
-            let gain = common * slope * step * step;
-            scale[i] = (slope * step) as f32;
-            zero[i] += (step * (steps - slope * codes) / n) as f32;
-            if gain > best.0 {
-                best = (gain, scale[i], zero[i], codes / n);
+multiversion! {
+    /// Weighted sums of a group: of ones, and of the weights counted from `middle`, in `unit`s.
+    fn moments(weights: &[f32], importance: Option<&[f32]>, middle: f32, unit: f32) -> [f32; 2] {
+        let per_unit = 1.0 / unit;
+        let (chunks, rest) = weights.as_chunks::<LANES>();
+        let (h_chunks, h_rest) = importance.unwrap_or_default().as_chunks::<LANES>();
+        let (mut ones, mut sums) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for (at, chunk) in chunks.iter().enumerate() {
+            let h = h_chunks.get(at).unwrap_or(&[1.0; LANES]);
+            for i in 0..LANES {
+                ones[i] += h[i];
+                sums[i] = ((chunk[i] - middle) * per_unit).mul_add(h[i], sums[i]);
             }
         }
+        for (at, w) in rest.iter().enumerate() {
+            let h = h_rest.get(at).unwrap_or(&1.0);
+            ones[at] += h;
+            sums[at] = ((w - middle) * per_unit).mul_add(*h, sums[at]);
+        }
+        [sum_lanes(ones), sum_lanes(sums)]
     }
-    let (_, about, at, mean_code) = best;
-    let (mut fine_scale, mut fine_zero) = ([full.0; LANES], [full.1; LANES]);
-    for i in 1..LANES {
-        let k = ((i - 1) / 3) as i32 - 2;
-        let z = ((i - 1) % 3) as i32 - 1;
-        fine_scale[i] = neighbour(storable_scale(about), k);
-        let ideal = at - mean_code as f32 * (fine_scale[i] - about);
-        fine_zero[i] = if ideal.abs() > 1e-36 { neighbour(to_bf16(ideal), z) } else { to_bf16(ideal) };
+}
+
+multiversion! {
+    fn search(group: Group<'_>) -> (f32, f32) {
+        let [lo, hi] = extent(group.weights);
+        let full = rounding([lo, hi]);
+        if lo == hi || !SEARCHED.contains(&max(hi, -lo)) || full.0 < 1e-35 {
+            return full;
+        }
+        let (range, middle) = (hi - lo, 0.5 * (lo + hi));
+        let [count, sum] = moments(group.weights, group.importance, middle, range);
+        let (mut scale, mut zero) = ([0.0f32; LANES], [0.0f32; LANES]);
+        for i in 0..LANES {
+            let (low, high) = (lo + range * INWARD[i / ENDS], hi - range * INWARD[i % ENDS]);
+            scale[i] = (high - low) / MAX_CODE;
+            zero[i] = low + MIDDLE * scale[i];
+        }
+        // Codes, then the scale and zero that decode them best, then the codes of those: never worse.
+        let (mut gain, mut mean) = ([0.0; LANES], [0.0; LANES]);
+        for _ in 0..FITS {
+            let fit = group.fit(&Candidates::new(scale, [MIDDLE; LANES], zero));
+            for i in 0..LANES {
+                // The mean weight, counted from the candidate's zero, in its steps.
+                let steps = (sum * range / count + (middle - zero[i])) / scale[i];
+                mean[i] = fit.codes[i] / count;
+                let spread = fit.squares[i] - fit.codes[i] * mean[i];
+                let common = fit.products[i] - fit.codes[i] * steps;
+                let slope = if spread > 0.0 && common > 0.0 { common / spread } else { 1.0 };
+                let units = scale[i] / full.0;
+                gain[i] = max(common * slope * (units * units), 0.0);
+                zero[i] += scale[i] * (steps - slope * mean[i]);
+                scale[i] *= slope;
+            }
+        }
+        let chosen = largest(gain);
+        let (mut fine, mut fine_zero) = ([0.0; LANES], [0.0; LANES]);
+        for i in 0..LANES {
+            fine[i] = neighbour(storable_scale(scale[chosen]), (i as i32 + 4) % 5 - 2);
+            // The zero that goes with the rounded scale, and the bf16 numbers beside it.
+            let ideal = to_bf16(zero[chosen] - mean[chosen] * (fine[i] - scale[chosen]));
+            fine_zero[i] = if ideal.abs() < 1e-36 { ideal } else { neighbour(ideal, (i as i32 + 4) / 5 - 2) };
+        }
+        (fine[0], fine_zero[0]) = full;
+        let best = smallest(group.noise(&Candidates::new(fine, [MIDDLE; LANES], fine_zero), full.0));
+        (fine[best], fine_zero[best])
     }
-    let fine = Candidates::new(fine_scale, [MIDDLE; LANES], fine_zero);
-    let chosen = smallest(&group.noise(&fine));
-    (fine_scale[chosen], fine_zero[chosen])
 }

@@ -4,10 +4,11 @@
 //! turns that side to where the largest weights are, which costs no bits.
 
 use super::{
-    BF16_MAX, Candidates, Grid, Group, MIDDLE, SEARCHED, extent, neighbour, smallest, storable_scale,
+    BF16_MAX, Candidates, Grid, Group, MIDDLE, SEARCHED, extent, largest, max, neighbour, smallest,
+    storable_scale,
 };
 use crate::quant::{ErrorSums, Method};
-use crate::simd::LANES;
+use crate::simd::{LANES, multiversion};
 
 /// Which signs a scale may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +19,12 @@ pub enum Signs {
     Both,
 }
 
-/// Scales tried per sign before the best of each sign is refined; and by what each is finer than the
-/// one before it. The first is 1/7 of the largest absolute value.
+/// Scales tried per sign before the best of each sign is refined, as parts of 1/7 of the largest
+/// absolute value.
 const SCALES: usize = LANES / 2;
-const RATIO: f32 = 0.935;
+const FACTORS: [f32; SCALES] = [1.0, 0.935, 0.874, 0.817, 0.764, 0.715, 0.668, 0.625];
+/// From one of them half way to the next.
+const BETWEEN: f32 = 0.967;
 
 fn grid(scale: f32) -> Grid {
     Grid { scale, zero: MIDDLE, offset: 0.0, rounds_codes: false }
@@ -91,46 +94,44 @@ fn rounding_scale([lo, hi]: [f32; 2]) -> f32 {
     storable_scale(amax / 7.0)
 }
 
-fn searched_scale(group: Group<'_>, signs: Signs) -> f32 {
-    let [lo, hi] = extent(group.weights);
-    let (full, amax) = (rounding_scale([lo, hi]), hi.max(-lo));
-    if lo == hi || !SEARCHED.contains(&amax) {
-        return full;
-    }
-    // A grid of a negative scale is that of the absolute value with zero at 7.
-    let (mut scale, mut zero) = ([0.0; LANES], [MIDDLE; LANES]);
-    let mut factor = amax / 7.0;
-    for i in 0..SCALES {
-        (scale[i], scale[i + SCALES]) = (factor, factor);
-        factor *= RATIO;
-        if signs == Signs::Both {
-            zero[i + SCALES] = MIDDLE - 1.0;
-        } else {
-            scale[i + SCALES] *= RATIO.sqrt();
+multiversion! {
+    fn searched_scale(group: Group<'_>, signs: Signs) -> f32 {
+        let [lo, hi] = extent(group.weights);
+        let (full, amax) = (rounding_scale([lo, hi]), max(hi, -lo));
+        if lo == hi || !SEARCHED.contains(&amax) {
+            return full;
         }
-    }
-    let coarse = Candidates::new(scale, zero, [0.0; LANES]);
-    let fit = group.fit(&coarse);
-    // The codes of a candidate are best decoded with the scale products / squares, in steps, which
-    // takes products^2 / squares off the error. Every bf16 scale around that is tried.
-    let mut best = [(-1.0f64, full); 2];
-    for i in 0..LANES {
-        let (step, products) = (f64::from(scale[i]), f64::from(fit.products[i]));
-        let gain = products * products / f64::from(fit.squares[i]).max(1.0) * (step * step);
-        let half = &mut best[i / SCALES];
-        if gain > half.0 {
-            *half = (gain, scale[i] * (fit.products[i] / fit.squares[i]));
+        // A grid of a negative scale is that of the absolute value with zero at 7.
+        let other = if signs == Signs::Both { MIDDLE - 1.0 } else { MIDDLE };
+        let (mut scale, mut zero) = ([0.0; LANES], [0.0; LANES]);
+        for i in 0..LANES {
+            scale[i] = full * FACTORS[i % SCALES];
+            zero[i] = if i < SCALES { MIDDLE } else { other };
         }
+        // Positive scales alone: twice as many, between those.
+        if signs == Signs::Positive {
+            for scale in &mut scale[SCALES..] {
+                *scale *= BETWEEN;
+            }
+        }
+        let fit = group.fit(&Candidates::new(scale, zero, [0.0; LANES]));
+        // The codes of a candidate are best decoded with the scale products / squares, in steps, which
+        // takes products^2 / squares off the error. Every bf16 scale around that is tried, for the
+        // best of either half.
+        let (mut gain, mut refit) = ([[0.0; LANES]; 2], [0.0; LANES]);
+        for i in 0..LANES {
+            let (factor, steps) = (scale[i] / full, fit.products[i] / max(fit.squares[i], f32::MIN_POSITIVE));
+            gain[i / SCALES][i] = fit.products[i] * steps * (factor * factor);
+            refit[i] = storable_scale(scale[i] * steps);
+        }
+        let about = gain.map(|gain| refit[largest(gain)]);
+        let (mut scale, mut zero) = ([0.0; LANES], [0.0; LANES]);
+        for i in 0..LANES {
+            scale[i] = neighbour(if i < SCALES { about[0] } else { about[1] }, i as i32 % 8 - 4);
+            zero[i] = if i < SCALES { MIDDLE } else { other };
+        }
+        scale[0] = full;
+        let chosen = smallest(group.noise(&Candidates::new(scale, zero, [0.0; LANES]), full));
+        if zero[chosen] == MIDDLE { scale[chosen] } else { -scale[chosen] }
     }
-    scale[0] = full;
-    zero[0] = MIDDLE;
-    for i in 1..LANES {
-        let (_, about) = best[i / SCALES];
-        #[expect(clippy::cast_possible_wrap, clippy::cast_possible_truncation, reason = "a lane's number")]
-        let steps = (i % SCALES) as i32 - SCALES as i32 / 2;
-        scale[i] = neighbour(storable_scale(about), steps);
-    }
-    let fine = Candidates::new(scale, zero, [0.0; LANES]);
-    let chosen = smallest(&group.noise(&fine));
-    if zero[chosen] == MIDDLE { scale[chosen] } else { -scale[chosen] }
 }

@@ -5,15 +5,17 @@
 //! weights. The symmetric grid of either sign is among its cases (zero 8 and zero 7).
 
 use super::{
-    BF16_MAX, Candidates, Grid, Group, MAX_CODE, SEARCHED, extent, neighbour, smallest, storable_scale,
-    to_bf16,
+    BF16_MAX, Candidates, Grid, Group, MAX_CODE, ROUND, SEARCHED, clamp, extent, largest, max, min,
+    neighbour, smallest, storable_scale,
 };
 use crate::quant::{ErrorSums, Method};
-use crate::simd::LANES;
+use crate::simd::{LANES, multiversion};
 
-/// By what a scale that is tried is finer than the one before it. The first spreads the group's whole
-/// range over the codes.
-const RATIO: f32 = 0.965;
+/// Scales that are tried, as parts of that which spreads the group's whole range over the codes.
+const FACTORS: [f32; LANES] = [
+    1.000, 0.965, 0.931, 0.899, 0.867, 0.837, 0.808, 0.779, 0.752, 0.726, 0.700, 0.676, 0.652, 0.629, 0.607,
+    0.586,
+];
 
 /// How zero is placed when the range is wider than the codes: so that the clipping is all above, on
 /// both sides, all below.
@@ -98,53 +100,44 @@ fn rounding([lo, hi]: [f32; 2]) -> (f32, u8) {
     (scale, zero as u8)
 }
 
-fn search(group: Group<'_>) -> (f32, u8) {
-    let [lo, hi] = extent(group.weights);
-    let full = rounding([lo, hi]);
-    if lo == hi || !SEARCHED.contains(&hi.max(-lo)) {
-        return full;
-    }
-    let (lo, hi) = (lo.min(0.0), hi.max(0.0));
-    let mut scale = [0.0; LANES];
-    let mut step = (hi - lo) / MAX_CODE;
-    for s in &mut scale {
-        *s = step;
-        step *= RATIO;
-    }
-    // Per place of zero the best candidate: what it takes off the squared error, scale and zero.
-    let mut best = [(-1.0f64, 0.0f32, 0.0f32); PLACES.len()];
-    for (place, best) in PLACES.into_iter().zip(&mut best) {
-        let mut zero = [0.0; LANES];
-        for i in 0..LANES {
-            let (below, above) = (-lo / scale[i], hi / scale[i]);
-            let half_excess = (0.5 * (below + above - MAX_CODE)).max(0.0);
-            let middle = below - half_excess;
-            zero[i] = place.mul_add(half_excess.max(1.0), middle).round_ties_even().clamp(0.0, MAX_CODE);
+multiversion! {
+    fn search(group: Group<'_>) -> (f32, u8) {
+        let [lo, hi] = extent(group.weights);
+        let full = rounding([lo, hi]);
+        if lo == hi || !SEARCHED.contains(&max(hi, -lo)) {
+            return full;
         }
-        let fit = group.fit(&Candidates::new(scale, zero, [0.0; LANES]));
-        for i in 0..LANES {
-            let (step, products) = (f64::from(scale[i]), f64::from(fit.products[i]));
-            let gain = products * products / f64::from(fit.squares[i]) * (step * step);
-            if gain > best.0 {
-                *best = (gain, scale[i] * (fit.products[i] / fit.squares[i]), zero[i]);
+        let (lo, hi) = (min(lo, 0.0), max(hi, 0.0));
+        let widest = (hi - lo) / MAX_CODE;
+        // Per place of zero the scale and zero of the best candidate, the scale refitted to its codes.
+        let mut best = [(0.0, 0.0); PLACES.len()];
+        for (place, best) in PLACES.into_iter().zip(&mut best) {
+            let (mut scale, mut zero) = ([0.0; LANES], [0.0; LANES]);
+            for i in 0..LANES {
+                scale[i] = widest * FACTORS[i];
+                let (below, above) = (-lo / scale[i], hi / scale[i]);
+                let half_excess = max(0.5 * (below + above - MAX_CODE), 0.0);
+                let at = place.mul_add(max(half_excess, 1.0), below - half_excess);
+                zero[i] = (clamp(at, 0.0, MAX_CODE) + ROUND) - ROUND;
             }
+            let fit = group.fit(&Candidates::new(scale, zero, [0.0; LANES]));
+            let (mut gain, mut refit) = ([0.0; LANES], [0.0; LANES]);
+            for i in 0..LANES {
+                let steps = fit.products[i] / max(fit.squares[i], f32::MIN_POSITIVE);
+                gain[i] = fit.products[i] * steps * (FACTORS[i] * FACTORS[i]);
+                refit[i] = storable_scale(scale[i] * steps);
+            }
+            let chosen = largest(gain);
+            *best = (refit[chosen], zero[chosen]);
         }
-    }
-    let (mut scale, mut zero) = ([full.0; LANES], [f32::from(full.1); LANES]);
-    for i in 1..LANES {
-        let (gain, about, at) = best[(i - 1) / 5];
-        if gain > 0.0 {
-            #[expect(
-                clippy::cast_possible_wrap,
-                clippy::cast_possible_truncation,
-                reason = "a lane's number"
-            )]
-            let steps = ((i - 1) % 5) as i32 - 2;
-            scale[i] = neighbour(storable_scale(about), steps);
+        let (mut scale, mut zero) = ([0.0; LANES], [0.0; LANES]);
+        for i in 0..LANES {
+            let (about, at) = best[i.saturating_sub(1) / 5];
+            scale[i] = neighbour(about, (i as i32 + 4) % 5 - 2);
             zero[i] = at;
         }
+        (scale[0], zero[0]) = (full.0, f32::from(full.1));
+        let chosen = smallest(group.noise(&Candidates::new(scale, zero, [0.0; LANES]), full.0));
+        (scale[chosen], zero[chosen] as u8)
     }
-    let chosen = smallest(&group.noise(&Candidates::new(scale, zero, [0.0; LANES])));
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 15")]
-    (scale[chosen], zero[chosen] as u8)
 }

@@ -28,13 +28,14 @@ pub(crate) fn multiply<R: Row>(x: Rows<'_>, w: &[R], y: &mut [f32], stride: usiz
     }
 }
 
-/// The same for rows that have to be decoded: `decode(c, k, out)` writes elements `k` of row `c`.
+/// The same for `n` rows that have to be decoded: `decode(k, out)` writes elements `k` of every row to
+/// `out`, `[n, k.len()]`.
 ///
 /// One block at a time of all `n` rows is decoded, into `panel`, so `n` should be small.
 pub(crate) fn multiply_decoded(
     x: Rows<'_>,
     n: usize,
-    decode: impl Fn(usize, Range<usize>, &mut [f32]),
+    decode: impl Fn(Range<usize>, &mut [f32]),
     panel: &mut Vec<f32>,
     y: &mut [f32],
     stride: usize,
@@ -42,9 +43,7 @@ pub(crate) fn multiply_decoded(
     for range in k_blocks(x.len) {
         let len = range.len();
         panel.resize(n * len, 0.0);
-        for (c, row) in panel.chunks_exact_mut(len).enumerate() {
-            decode(c, range.clone(), row);
-        }
+        decode(range.clone(), panel);
         block(x, range, n, |c| &panel[c * len..][..len], y, stride);
     }
 }
@@ -208,7 +207,7 @@ fn sum_lanes(sums: [__m256; 4]) -> [f32; 4] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::{Bf16Row, F16Row, F32Row};
+    use super::super::rows::{Bf16Row, F16Row, F32Row, I8Row};
     use super::*;
 
     fn wave(n: usize, step: f32) -> Vec<f32> {
@@ -228,7 +227,11 @@ mod tests {
             let rows: Vec<&[f32]> = w.chunks(k).collect();
             let (mut direct, mut decoded) = (vec![f32::NAN; m * n], vec![f32::NAN; m * n]);
             multiply(Rows::dense(&x, k), &rows, &mut direct, n);
-            let decode = |c: usize, k: Range<usize>, out: &mut [f32]| out.copy_from_slice(&rows[c][k]);
+            let decode = |k: Range<usize>, out: &mut [f32]| {
+                for (row, out) in rows.iter().zip(out.chunks_mut(k.len())) {
+                    out.copy_from_slice(&row[k.clone()]);
+                }
+            };
             multiply_decoded(Rows::dense(&x, k), n, decode, &mut Vec::new(), &mut decoded, n);
             for (i, (a, b)) in direct.iter().zip(&decoded).enumerate() {
                 let expected = one(&x[i / n * k..][..k], rows[i % n]);
@@ -259,6 +262,8 @@ mod tests {
             check(|c| F32Row(&bytes[c * k * 4..][..k * 4]), k);
             check(|c| F16Row(&bytes[c * k * 2..][..k * 2]), k);
             check(|c| Bf16Row(&bytes[c * k * 2..][..k * 2]), k);
+            let codes: Vec<u8> = bytes.iter().map(|b| b.wrapping_mul(5)).collect();
+            check(|c| I8Row(&codes[c * k..][..k]), k);
         }
     }
 }

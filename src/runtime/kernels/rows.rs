@@ -105,6 +105,12 @@ byte_row!(
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(bytes.cast()))))
 );
 
+byte_row!(
+    /// Integers of eight bits.
+    I8Row, 1, |b| f32::from(i8::from_le_bytes(b)), bytes =>
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(bytes.cast())))
+);
+
 /// Equally long rows of f32, `stride` apart.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {

@@ -2,15 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Linear, multiply_by_decoded_rows, split_rows, tokens_of};
+use super::{Linear, WIDEN_FROM, multiply_by_decoded_rows, split_rows, tokens_of};
 use crate::error::{InputError, Result};
 use crate::runtime::Rounding;
 use crate::runtime::kernels::dot;
 use crate::runtime::kernels::rows::{Bf16Row, F16Row, F32Row, Row, Rows};
 use crate::tensor::{Dtype, TensorView, dtype_name, element_bytes, widen};
-
-/// Tokens from which on it pays to widen a block of weights once for all of them.
-const WIDEN_FROM: usize = 6;
 
 /// A linear over BF16, F16 or F32 bytes that stay where they are; never more than a block of rows
 /// is widened.

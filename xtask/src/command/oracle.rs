@@ -133,7 +133,7 @@ struct Source {
 /// The presets that all kernels take in groups of 64 (not of 128: one has an MLP of 832), and the
 /// bundled trained checkpoint.
 fn sources(temp: &Path) -> Result<[Source; 3]> {
-    let mut preset = |name, spec: FixtureSpec| -> Result<Source> {
+    let preset = |name, spec: FixtureSpec| -> Result<Source> {
         let dir = temp.join(name);
         let layers = spec.geometry.layers as u64;
         spec.write(&dir)?;

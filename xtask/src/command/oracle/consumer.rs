@@ -54,7 +54,9 @@ pub(super) fn vllm(dir: &Path, python: &str, binary: &Path, sources: &[Source]) 
     let file = temp.path().join("prompts.json");
     fs::write(&file, serde_json::to_string(&prompts(512))?)?;
     if !has_vnni() {
-        println!("no VNNI here: the consumer's int8 kernel saturates on full codes, so codes are halved first");
+        println!(
+            "no VNNI here: the consumer's int8 kernel saturates on full codes, so codes are halved first"
+        );
     }
     for source in sources {
         for (i, form) in VLLM_FORMS.iter().enumerate() {
