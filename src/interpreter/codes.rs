@@ -243,4 +243,10 @@ impl<'v> Operand<'v> {
     pub(super) fn quantized(&self) -> Option<(Codes<'v>, &'v Encoding)> {
         Some((self.view.codes()?, self.encoding?))
     }
+
+    /// Codes, scale and zero point, if there is one of each for the whole tensor.
+    pub(super) fn per_tensor(&self) -> Option<(Codes<'v>, (f32, i32))> {
+        let (codes, encoding) = self.quantized()?;
+        Some((codes, encoding.per_tensor()?))
+    }
 }

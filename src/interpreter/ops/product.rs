@@ -284,11 +284,7 @@ impl Operator for MatMul {
     fn run(&self, inputs: &[Operand<'_>]) -> Tensor {
         let (a, b) = (&inputs[0], &inputs[1]);
         let mut out = vec![0.0; self.shape.iter().product()];
-        let per_tensor = |o: &Operand<'_>| {
-            let (codes, encoding) = o.quantized()?;
-            Some((codes, encoding.per_tensor()?))
-        };
-        match (per_tensor(a), per_tensor(b)) {
+        match (a.per_tensor(), b.per_tensor()) {
             (Some((a, a_by)), Some((b, b_by))) => self.integers(a, a_by, b, b_by, &mut out),
             _ => self.floats(&a.floats(), &b.floats(), &mut out),
         }
@@ -352,6 +348,3 @@ multiversion! {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
