@@ -29,13 +29,6 @@ pub(super) enum View<'v> {
 }
 
 impl<'v> View<'v> {
-    pub(super) fn element(self) -> ElementType {
-        match self {
-            Self::Tensor(tensor) => tensor.element(),
-            Self::Raw(raw) => raw.element,
-        }
-    }
-
     pub(super) fn shape(self) -> &'v [usize] {
         match self {
             Self::Tensor(tensor) => tensor.shape(),

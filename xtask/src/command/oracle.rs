@@ -4,6 +4,7 @@
 //! environment once.
 
 mod consumer;
+mod nodes;
 mod reference;
 
 use std::fs;
@@ -21,7 +22,7 @@ use super::process::{output, program, release_binary, root, run};
 /// Which referees.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Set {
-    /// Grid levels on fixed matrices (215 MiB of packages).
+    /// Grid levels on fixed matrices; ONNX Runtime on graphs of the NPU export (215 MiB of packages).
     Light,
     /// The real compressed-tensors library reads artifacts (5.1 GiB).
     Full,
@@ -46,7 +47,10 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
     let dir = referees(args.referees.as_deref()).context("no referees there; pass --referees DIR")?;
     for set in &args.sets {
         match set {
-            Set::Light => grids(&dir)?,
+            Set::Light => {
+                grids(&dir)?;
+                interpreter(&dir)?;
+            }
             Set::Full => checkpoints(&dir)?,
             Set::Reference => forward(&dir)?,
             Set::Vllm => {
@@ -121,6 +125,11 @@ fn int8_snr_db(matrix: TensorView<'_>, method: Method) -> f64 {
         })
         .sum();
     sums.snr_db().unwrap_or(f64::INFINITY)
+}
+
+/// The interpreter of exported graphs against ONNX Runtime.
+pub(super) fn interpreter(dir: &Path) -> Result<()> {
+    nodes::check(&python(dir, "light")?)
 }
 
 /// A checkpoint that artifacts are made of.
