@@ -7,7 +7,7 @@ use super::context::{Argument, Context, Operator, Result};
 use super::ops;
 use super::tensor::{Data, Tensor};
 use crate::error::InputError;
-use crate::onnx::{ElementType, Initializer, Model, Node, ValueInfo};
+use crate::onnx::{ElementType, Graph, Initializer, Model, Node, ValueInfo};
 
 /// Operator sets whose semantics are implemented.
 const OPSETS: std::ops::RangeInclusive<i64> = 18..=23;
@@ -92,7 +92,6 @@ pub(super) fn plan<'a>(model: &'a Model, data: &'a [u8]) -> Result<Plan<'a>> {
     }
     let mut planner = Planner {
         opset: model.opset,
-        declared: model.graph.value_infos.iter().chain(&model.graph.outputs).map(|v| (&*v.name, v)).collect(),
         by_name: HashMap::new(),
         plan: Plan {
             values: Vec::new(),
@@ -102,7 +101,7 @@ pub(super) fn plan<'a>(model: &'a Model, data: &'a [u8]) -> Result<Plan<'a>> {
         },
     };
     for info in &model.graph.inputs {
-        planner.declare(&info.name, info.clone(), Source::Computed)?;
+        planner.add(&info.name, info.clone(), Source::Computed)?;
     }
     for initializer in &model.graph.initializers {
         planner.add_initializer(initializer, data)?;
@@ -110,26 +109,16 @@ pub(super) fn plan<'a>(model: &'a Model, data: &'a [u8]) -> Result<Plan<'a>> {
     for node in &model.graph.nodes {
         planner.add_node(node)?;
     }
-    planner.finish(&model.graph.outputs, &model.graph.nodes)
+    planner.finish(&model.graph)
 }
 
 struct Planner<'a> {
     opset: i64,
-    declared: HashMap<&'a str, &'a ValueInfo>,
     by_name: HashMap<&'a str, usize>,
     plan: Plan<'a>,
 }
 
 impl<'a> Planner<'a> {
-    fn push(&mut self, info: ValueInfo, source: Source<'a>) -> Result<usize> {
-        if info.shape.len() > MAX_RANK {
-            let expected = format!("at most {MAX_RANK} dimensions");
-            return Err(InputError::default().subject(&info.name).expected(expected).found(info.shape.len()));
-        }
-        self.plan.values.push(Value { info, source });
-        Ok(self.plan.values.len() - 1)
-    }
-
     fn add_initializer(&mut self, initializer: &'a Initializer, data: &'a [u8]) -> Result<()> {
         let (element, shape) = (initializer.element, initializer.shape.clone());
         let bytes = initializer.bytes(data)?;
@@ -140,20 +129,17 @@ impl<'a> Planner<'a> {
         } else {
             Source::Constant(Tensor::made(&shape, Data::from_le_bytes(element, bytes)))
         };
-        self.declare(&initializer.name, info, source)
+        self.add(&initializer.name, info, source)
     }
 
-    /// Adds a value and holds it to what the model declares of it.
-    fn declare(&mut self, name: &'a str, info: ValueInfo, source: Source<'a>) -> Result<()> {
-        if let Some(declared) = self.declared.get(name)
-            && **declared != info
-        {
-            let expected = format!("{} {:?}, as declared", declared.element, declared.shape);
-            let found = format!("{} {:?}", info.element, info.shape);
-            return Err(InputError::default().subject(name).expected(expected).found(found));
+    /// Adds a value that nodes may read from here on.
+    fn add(&mut self, name: &'a str, info: ValueInfo, source: Source<'a>) -> Result<()> {
+        if info.shape.len() > MAX_RANK {
+            let expected = format!("at most {MAX_RANK} dimensions");
+            return Err(InputError::default().subject(name).expected(expected).found(info.shape.len()));
         }
-        let value = self.push(info, source)?;
-        self.by_name.insert(name, value);
+        self.by_name.insert(name, self.plan.values.len());
+        self.plan.values.push(Value { info, source });
         Ok(())
     }
 
@@ -178,11 +164,11 @@ impl<'a> Planner<'a> {
         if node.op_type == "DequantizeLinear" {
             let encoding = ops::dequantize(&context)?;
             let info = ValueInfo::new(output, ElementType::F32, context.inputs[0].shape);
-            return self.declare(output, info, Source::Dequantized { codes: inputs[0], encoding });
+            return self.add(output, info, Source::Dequantized { codes: inputs[0], encoding });
         }
         let built = ops::build(&context)?;
         context.check_size(&built.shape)?;
-        self.declare(output, ValueInfo::new(output, built.element, built.shape), Source::Computed)?;
+        self.add(output, ValueInfo::new(output, built.element, built.shape), Source::Computed)?;
         let output = self.plan.values.len() - 1;
         self.plan.steps.push(Step { operator: built.operator, inputs, output, free: Vec::new() });
         Ok(())
@@ -199,17 +185,21 @@ impl<'a> Planner<'a> {
         Argument { name: &info.name, element: info.element, shape: &info.shape, constant, quantized }
     }
 
-    fn finish(mut self, outputs: &[ValueInfo], nodes: &[Node]) -> Result<Plan<'a>> {
-        for output in outputs {
-            let Some(value) = self.by_name.get(output.name.as_str()) else {
-                let found = format!("none of {} nodes", nodes.len());
-                return Err(InputError::default()
-                    .subject(&output.name)
-                    .expected("a node that makes it")
-                    .found(found));
+    /// Holds everything to what the model declares of it and finds the outputs.
+    fn finish(mut self, graph: &Graph) -> Result<Plan<'a>> {
+        for declared in graph.value_infos.iter().chain(&graph.outputs) {
+            let error = InputError::default().subject(&declared.name);
+            let Some(value) = self.by_name.get(declared.name.as_str()) else {
+                let found = format!("none of {} nodes", graph.nodes.len());
+                return Err(error.expected("a node that makes it").found(found));
             };
-            self.plan.outputs.push(*value);
+            let info = &self.plan.values[*value].info;
+            if declared != info {
+                let expected = format!("{} {:?}, as declared", declared.element, declared.shape);
+                return Err(error.expected(expected).found(format!("{} {:?}", info.element, info.shape)));
+            }
         }
+        self.plan.outputs = graph.outputs.iter().map(|output| self.by_name[output.name.as_str()]).collect();
         self.plan_frees();
         Ok(self.plan)
     }

@@ -195,6 +195,8 @@ fn what_is_declared_has_to_be_what_is_computed() {
     assert_eq!(build.refusal(), "one: expected float32 [1], as declared, found float32 []");
     let build = base().output("a", ElementType::F32, &[1]);
     assert!(build.refusal().contains("as declared"));
+    let build = base().declare("u", ElementType::F32, &[1]);
+    assert_eq!(build.refusal(), "u: expected a node that makes it, found none of 0 nodes");
     let build = base().output("y", ElementType::F32, &[1]);
     assert_eq!(build.refusal(), "y: expected a node that makes it, found none of 0 nodes");
 }

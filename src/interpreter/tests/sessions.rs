@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 /// An MLP between quantized edges, weights in the file.
@@ -141,4 +143,63 @@ fn tensors_hold_as_many_elements_as_their_shape_says() {
         let again = Tensor::from_le_bytes(tensor.element(), [2], &tensor.to_le_bytes()).unwrap();
         assert_eq!(again, tensor);
     }
+}
+
+/// A graph of every kind of operand, small enough to be run whatever becomes of its shapes.
+fn small() -> Build {
+    let transposed = [("transB", AttributeValue::Int(1))];
+    Build::new()
+        .input("x", ElementType::U8, &[2, 3])
+        .dequantize("x", 0.5, Data::U8(vec![7]), "f")
+        .constant("w", &tensor(&[2, 3], Data::I8(vec![1, -2, 3, 4, 5, -6])))
+        .constant("s", &floats(&[2], &[0.5, 0.25]))
+        .constant("z", &tensor(&[2], Data::I8(vec![0, 0])))
+        .constant("shape", &ints(&[1, 2, -1]))
+        .constant("one", &ints(&[1]))
+        .constant("two", &ints(&[2]))
+        .node_with("DequantizeLinear", &["w", "s", "z"], "wf", &[("axis", AttributeValue::Int(0))])
+        .node_with("Gemm", &["f", "wf"], "a", &transposed)
+        .node("Reshape", &["a", "shape"], "b")
+        .node("MatMul", &["b", "b"], "c")
+        .node_with("Softmax", &["c"], "d", &[("axis", AttributeValue::Int(-1))])
+        .node("Slice", &["d", "one", "two", "one"], "e")
+        .node_with("Concat", &["d", "e"], "g", &[("axis", AttributeValue::Int(1))])
+        .node_with("Transpose", &["g"], "h", &[("perm", AttributeValue::Ints(vec![2, 0, 1]))])
+        .node("Add", &["h", "h"], "i")
+        .quantize("i", 0.01, Data::U16(vec![3]), "y")
+        .output("y", ElementType::U16, &[2, 1, 3])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+    /// Whatever passes the checks of a session runs to its end.
+    #[test]
+    fn a_damaged_graph_is_refused_or_runs(
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 1..4),
+    ) {
+        let mut bytes = small().model.encode("d").unwrap();
+        for (at, byte, small_step) in damage {
+            let i = at.index(bytes.len());
+            bytes[i] = if small_step { bytes[i].wrapping_add(byte % 5).wrapping_sub(2) } else { byte };
+        }
+        let Ok(model) = Model::decode(&bytes, "d") else { return Ok(()) };
+        let Ok(session) = Session::new(&model, &[]) else { return Ok(()) };
+        let zeros = |info: &ValueInfo| {
+            let count: usize = info.shape.iter().product();
+            let bytes = vec![0; (count * info.element.bytes()).min(4000)];
+            Some((info.name.clone(), Tensor::from_le_bytes(info.element, &*info.shape, &bytes).ok()?))
+        };
+        let inputs: Option<Tensors> = session.inputs().map(zeros).collect();
+        if let Some(inputs) = inputs {
+            let outputs = session.run(&inputs).unwrap();
+            prop_assert_eq!(outputs.len(), model.graph.outputs.len());
+        }
+    }
+}
+
+#[test]
+fn the_undamaged_graph_runs() {
+    let x = tensor(&[2, 3], Data::U8(vec![7, 8, 9, 10, 11, 12]));
+    small().run(&[("x", &x)]);
 }
