@@ -57,7 +57,8 @@ fn results_do_not_depend_on_threads() {
     let one = run(1);
     assert_eq!(one, run(3));
     let Data::U16(y) = one["y"].data() else { panic!("type") };
-    assert!(y.iter().any(|y| *y != y[0].min(1)), "all codes are the same");
+    let distinct: std::collections::HashSet<_> = y.iter().collect();
+    assert!(distinct.len() > 20, "{} distinct codes", distinct.len());
 }
 
 #[test]
