@@ -13,6 +13,7 @@ pub mod commands;
 pub mod convert;
 pub mod error;
 pub mod formats;
+pub mod interpreter;
 pub mod interrupt;
 pub mod logging;
 pub mod metrics;

@@ -18,10 +18,10 @@ mod attention;
 mod cache;
 mod embedding;
 mod forward;
-mod kernels;
+pub(crate) mod kernels;
 mod linear;
 mod model;
-mod norm;
+pub(crate) mod norm;
 mod rope;
 mod rounding;
 

@@ -68,8 +68,8 @@ fn artifact(dir: &ModelDir, args: &InspectArgs) -> anyhow::Result<()> {
         }));
     }
     let sizes = manifest.sizes;
-    let options: Vec<_> =
-        manifest.options.iter().map(|(k, v)| format!("{k} {}", v.as_str().unwrap_or_default())).collect();
+    let shown = |v: &serde_json::Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
+    let options: Vec<_> = manifest.options.iter().map(|(k, v)| format!("{k} {}", shown(v))).collect();
     let mut text = format!(
         "{}: {} artifact ({}) by {} {}, {}, {} read per token, {:.2} bits per weight, {} modules quantized\n",
         dir.path().display(),

@@ -133,7 +133,8 @@ fn check_domain(subject: &str, domain: &str) -> Result<()> {
 }
 
 fn check_shape(name: &str, shape: &[usize]) -> Result<()> {
-    if !shape.contains(&0) && element_count(shape).is_some() {
+    // With room for the widest type.
+    if !shape.contains(&0) && element_count(shape).is_some_and(|n| n <= isize::MAX as usize / 8) {
         return Ok(());
     }
     let error = InputError::default().subject(name);

@@ -70,7 +70,7 @@ fn a_model_survives_the_way_to_bytes_and_back() {
     assert_eq!(bytes(), bytes());
 }
 
-/// Field numbers and wire types from the published `onnx.proto`.
+/// Field numbers, wire types and order of fields from the published `onnx.proto`.
 #[test]
 fn a_small_model_has_the_bytes_of_the_specification() {
     let model = Model {
@@ -87,6 +87,8 @@ fn a_small_model_has_the_bytes_of_the_specification() {
     #[rustfmt::skip]
     let expected = [
         0x08, 11,                       // ir_version = 1
+        0x42, 2,                        // opset_import = 8
+            0x10, 23,                   //   version = 2
         0x12, 1, b'p',                  // producer_name = 2
         0x1a, 1, b'1',                  // producer_version = 3
         0x3a, 20,                       // graph = 7
@@ -99,8 +101,6 @@ fn a_small_model_has_the_bytes_of_the_specification() {
                         0x12, 4,        //         shape = 2
                             0x0a, 2,    //           dim = 1
                                 8, 2,   //             dim_value = 1
-        0x42, 2,                        // opset_import = 8
-            0x10, 23,                   //   version = 2
     ];
     assert_eq!(model.encode("d").unwrap(), expected);
 }

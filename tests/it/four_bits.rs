@@ -145,8 +145,9 @@ fn kf22_zero_points_follow_the_checkpoint_format() {
             };
             (0..n * k).map(element).collect()
         };
+        // A step is about a third of the weights' spread, so the other reading is 8 to 9 dB.
         assert!(snr_db(&weights, &decode(1)) > 15.0, "{module}");
-        assert!(snr_db(&weights, &decode(0)) < 6.0, "{module}: the other reading");
+        assert!(snr_db(&weights, &decode(0)) < 10.0, "{module}: the other reading");
     }
 }
 

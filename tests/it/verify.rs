@@ -1,15 +1,13 @@
 //! `verify`: what is wrong with an artifact is found, named and ends in exit 1.
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::{Value, json};
 use xtask::fixtures::FixtureSpec;
 
-use crate::runs::{Model, Tensors, edit_json, read_json, run, shards};
+use crate::runs::{Model, Tensors, edit_json, run, shards};
 use crate::tamper::{fails_with, repair_hashes, tamper};
 
-const MANIFEST: &str = "spark-convert.json";
 const SCALE: &str = "model.layers.1.mlp.gate_proj.weight_scale";
 const WEIGHT: &str = "model.layers.1.mlp.gate_proj.weight";
 

@@ -136,6 +136,7 @@ fn referees() -> Result<()> {
         return Ok(());
     };
     oracle::grids(&dir)?;
+    oracle::interpreter(&dir)?;
     oracle::exports(&dir)?;
     if oracle::is_made("full") {
         oracle::checkpoints(&dir)?;

@@ -5,6 +5,7 @@
 
 mod consumer;
 mod export;
+mod nodes;
 mod reference;
 
 use std::fs;
@@ -22,7 +23,7 @@ use super::process::{output, program, release_binary, root, run};
 /// Which referees.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Set {
-    /// Grid levels on fixed matrices, and ONNX Runtime runs exports (215 MiB of packages).
+    /// Grid levels on fixed matrices; ONNX Runtime on operators and whole exports (215 MiB of packages).
     Light,
     /// The real compressed-tensors library reads artifacts (5.1 GiB).
     Full,
@@ -49,6 +50,7 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
         match set {
             Set::Light => {
                 grids(&dir)?;
+                interpreter(&dir)?;
                 exports(&dir)?;
             }
             Set::Full => checkpoints(&dir)?,
@@ -127,6 +129,11 @@ fn int8_snr_db(matrix: TensorView<'_>, method: Method) -> f64 {
     sums.snr_db().unwrap_or(f64::INFINITY)
 }
 
+/// The interpreter of exported graphs against ONNX Runtime.
+pub(super) fn interpreter(dir: &Path) -> Result<()> {
+    nodes::check(&python(dir, "light")?)
+}
+
 /// A checkpoint that artifacts are made of.
 struct Source {
     name: &'static str,
@@ -137,7 +144,7 @@ struct Source {
 /// The presets that all kernels take in groups of 64 (not of 128: one has an MLP of 832), and the
 /// bundled trained checkpoint.
 fn sources(temp: &Path) -> Result<[Source; 3]> {
-    let mut preset = |name, spec: FixtureSpec| -> Result<Source> {
+    let preset = |name, spec: FixtureSpec| -> Result<Source> {
         let dir = temp.join(name);
         let layers = spec.geometry.layers as u64;
         spec.write(&dir)?;
