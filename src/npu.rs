@@ -17,6 +17,7 @@ pub mod lower;
 pub mod manifest;
 pub mod options;
 pub mod package;
+pub mod runner;
 pub mod samples;
 pub mod step;
 pub mod weights;

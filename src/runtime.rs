@@ -33,7 +33,7 @@ pub use linear::{
     multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear, packed_linear_on_floats, split_rows,
 };
 pub use model::{LayerParts, Model, ModelParts};
-pub(crate) use rope::Angles;
+pub(crate) use rope::{Angles, Rope};
 pub use rounding::Rounding;
 
 #[cfg(test)]

@@ -158,6 +158,15 @@ impl ModelDir {
         Ok(bytes)
     }
 
+    /// Maps a whole file, which must not change meanwhile (see the module).
+    ///
+    /// # Errors
+    /// As [`Self::open_file`], and when it cannot be mapped.
+    pub fn map(&self, name: &str) -> Result<memmap2::Mmap> {
+        let file = self.open_file(name)?;
+        super::tensor_files::map_file(&file).map_err(|e| Failure::io(&self.path.join(name), "cannot map", e))
+    }
+
     /// Reads and parses a JSON file.
     ///
     /// # Errors

@@ -95,7 +95,7 @@ impl Shard {
 
 /// Maps a file for reading.
 #[allow(unsafe_code)]
-fn map_file(file: &File) -> std::io::Result<Mmap> {
+pub(super) fn map_file(file: &File) -> std::io::Result<Mmap> {
     // SAFETY: the map is only read, and through `&[u8]`, for which every byte value is valid. The
     // contract that the file does not change meanwhile is the user's; a file that shrinks ends the
     // process, one that changes is told by `check_unchanged`.

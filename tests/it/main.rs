@@ -4,6 +4,7 @@
 mod behaviour;
 mod calibration;
 mod export_npu;
+mod export_npu_run;
 mod forward;
 mod four_bits;
 mod known_failures;

@@ -1,0 +1,412 @@
+//! Runs a written export: the graphs in the bundled interpreter, and around them what a runtime owes
+//! them by the manifest: embedding rows, rotary tables, masks, and the caches with their rules.
+//!
+//! Nothing but the files of the export is used, so what this says holds for any runtime that follows
+//! the manifest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use half::f16;
+use memmap2::Mmap;
+
+use super::manifest::{
+    CacheInfo, CacheTensors, DECODE_MANIFEST_FILE, DecodeManifest, EncodingInfo, TensorInfo,
+};
+use crate::checkpoint::ModelDir;
+use crate::error::{Failure, InputError, Result};
+use crate::interpreter::{Data, Session, SliceMut, Tensor, Tensors};
+use crate::onnx::{ElementType, Model, is_bare_name};
+use crate::runtime::Rope;
+use crate::spark::RopeParameters;
+
+/// The files of an export, mapped.
+pub struct OpenedExport {
+    manifest: DecodeManifest,
+    models: Vec<Model>,
+    data: Vec<Mmap>,
+    embedding: Mmap,
+}
+
+impl OpenedExport {
+    /// Opens the directory of an export.
+    ///
+    /// # Errors
+    /// When a file is missing or is not what the manifest says.
+    pub fn open(path: &Path) -> Result<Self> {
+        let dir = ModelDir::open(path)?;
+        let manifest: DecodeManifest = serde_json::from_value(dir.read_json(DECODE_MANIFEST_FILE)?)
+            .map_err(|e| InputError::file(DECODE_MANIFEST_FILE).found(e))?;
+        let (mut models, mut data) = (Vec::new(), Vec::new());
+        for graph in &manifest.graphs {
+            let (sub, model) = in_directory(path, &graph.file)?;
+            let (_, data_file) = in_directory(path, &graph.data)?;
+            models.push(Model::decode(&sub.read(model)?, data_file)?);
+            data.push(sub.map(data_file)?);
+        }
+        if !is_bare_name(&manifest.embedding.file) {
+            return Err(refuse("embedding.file", "a file beside the manifest", &manifest.embedding.file));
+        }
+        let embedding = dir.map(&manifest.embedding.file)?;
+        let [rows, columns] = manifest.embedding.shape;
+        let expected = rows as u64 * columns as u64 * embedding_bytes(&manifest)? as u64;
+        if embedding.len() as u64 != expected || columns != manifest.model.hidden {
+            return Err(refuse("embedding", &format!("{expected} bytes"), embedding.len()));
+        }
+        Ok(Self { manifest, models, data, embedding })
+    }
+
+    /// The contract.
+    pub fn manifest(&self) -> &DecodeManifest {
+        &self.manifest
+    }
+
+    /// The row of a token, for `hidden_in`.
+    ///
+    /// # Errors
+    /// When the token is outside the vocabulary.
+    pub fn embedding(&self, token: u32) -> Result<Vec<f32>> {
+        let [rows, columns] = self.manifest.embedding.shape;
+        let token = token as usize;
+        if token >= rows {
+            return Err(Failure::usage(format!("token {token} is not below {rows}")));
+        }
+        let size = embedding_bytes(&self.manifest)?;
+        let row = &self.embedding[token * columns * size..][..columns * size];
+        Ok(match size {
+            2 => row.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
+            _ => row.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        })
+    }
+
+    /// A sequence that starts empty.
+    ///
+    /// # Errors
+    /// When a graph is not one that can be run, or its inputs are not those of the manifest.
+    pub fn runner(&self) -> Result<Runner<'_>> {
+        let sessions = self.models.iter().zip(&self.data).map(|(model, data)| Session::new(model, data));
+        let sessions = sessions.collect::<Result<Vec<_>, _>>()?;
+        let ropes = self.manifest.rope.iter().map(|(kind, rope)| {
+            let parameters = RopeParameters { theta: rope.theta, rotary_dims: rope.rotary_dim };
+            (kind.as_str(), Rope::new(parameters))
+        });
+        let mut runner =
+            Runner { export: self, sessions, ropes: ropes.collect(), caches: BTreeMap::new(), position: 0 };
+        runner.reset()?;
+        Ok(runner)
+    }
+}
+
+/// `DIR/FILE` of an export, opened as a directory and a bare name.
+fn in_directory<'n>(path: &Path, name: &'n str) -> Result<(ModelDir, &'n str)> {
+    match name.split_once('/') {
+        Some((dir, file)) if is_bare_name(dir) && is_bare_name(file) => {
+            Ok((ModelDir::open(&path.join(dir))?, file))
+        }
+        _ => Err(refuse("graphs", "DIR/FILE beside the manifest", name)),
+    }
+}
+
+fn refuse(subject: &str, expected: &str, found: impl std::fmt::Display) -> Failure {
+    InputError::file(DECODE_MANIFEST_FILE).subject(subject).expected(expected).found(found).into()
+}
+
+fn embedding_bytes(manifest: &DecodeManifest) -> Result<usize> {
+    match manifest.embedding.dtype.as_str() {
+        "float16" => Ok(2),
+        "float32" => Ok(4),
+        other => Err(refuse("embedding.dtype", "float16 or float32", other)),
+    }
+}
+
+/// What a step gave.
+#[derive(Clone, Debug, Default)]
+pub struct StepResult {
+    /// `[vocab]`.
+    pub logits: Vec<f32>,
+    /// The residual stream behind each graph but the last, `[hidden]`.
+    pub residual: Vec<Vec<f32>>,
+    /// Every tensor that a graph returned.
+    pub outputs: Tensors,
+}
+
+/// A sequence in progress.
+pub struct Runner<'a> {
+    export: &'a OpenedExport,
+    sessions: Vec<Session<'a>>,
+    ropes: BTreeMap<&'a str, Rope>,
+    /// By the name of the input.
+    caches: Tensors,
+    position: usize,
+}
+
+impl Runner<'_> {
+    /// Tokens taken in, which is the position of the next.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The caches, by the name of the input.
+    pub fn caches(&self) -> &Tensors {
+        &self.caches
+    }
+
+    /// Starts anew: every cache is filled with its zero point.
+    ///
+    /// # Errors
+    /// When a cache of the manifest is no input of a graph.
+    pub fn reset(&mut self) -> Result<()> {
+        self.position = 0;
+        self.caches.clear();
+        let manifest = &self.export.manifest;
+        for cache in &manifest.caches {
+            for tensors in [&cache.key, &cache.value] {
+                let info = manifest.graphs.iter().flat_map(|g| &g.inputs).find(|i| i.name == tensors.input);
+                let info = info.ok_or_else(|| refuse("caches", "an input of a graph", &tensors.input))?;
+                let zeros = vec![0.0; info.shape.iter().product()];
+                self.caches.insert(info.name.clone(), encode(info, &zeros)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a graph is fed at this position; the residual stream is given in the type of its input.
+    ///
+    /// # Errors
+    /// When the manifest has an input of a role that is not known, or no rope or mask for one.
+    pub fn inputs(&self, graph: usize, hidden: &Tensor) -> Result<Tensors> {
+        let manifest = &self.export.manifest;
+        let mut inputs = Tensors::new();
+        for info in &manifest.graphs[graph].inputs {
+            let kind = info.layer_type.as_deref().unwrap_or_default();
+            let tensor = match info.role.as_str() {
+                "hidden" => hidden.clone(),
+                "rope_cos" | "rope_sin" => {
+                    let rope = self.ropes.get(kind).ok_or_else(|| refuse("rope", "a layer type", kind))?;
+                    let angles = rope.angles(self.position..self.position + 1);
+                    let (cos, sin) = angles.at(0);
+                    encode(info, if info.role == "rope_cos" { cos } else { sin })?
+                }
+                "mask" => encode(info, &self.mask(kind)?)?,
+                "key_cache" | "value_cache" => match self.caches.get(&info.name) {
+                    Some(cache) => cache.clone(),
+                    None => return Err(refuse("caches", "a cache of that name", &info.name)),
+                },
+                other => return Err(refuse(&info.name, "a known role", other)),
+            };
+            inputs.insert(info.name.clone(), tensor);
+        }
+        Ok(inputs)
+    }
+
+    /// Runs one graph alone, on inputs as given.
+    ///
+    /// # Errors
+    /// When the inputs are not those of the graph.
+    pub fn run_graph(&self, graph: usize, inputs: &Tensors) -> Result<Tensors> {
+        Ok(self.sessions[graph].run(inputs)?)
+    }
+
+    /// Takes in a row of the embedding and moves on.
+    ///
+    /// # Errors
+    /// When the context is full, or the manifest is not that of the graphs.
+    pub fn step(&mut self, hidden: &[f32]) -> Result<StepResult> {
+        let manifest = &self.export.manifest;
+        // The step at position = capacity of a full layer is the last: its entry has no slot.
+        if self.position >= manifest.context {
+            return Err(Failure::usage(format!("the context of {} tokens is full", manifest.context)));
+        }
+        let first = manifest.graphs.first().ok_or_else(|| refuse("graphs", "at least one", "none"))?;
+        let info = first.inputs.iter().find(|i| i.role == "hidden");
+        let mut stream = encode(info.ok_or_else(|| refuse("graphs", "an input hidden_in", "none"))?, hidden)?;
+        let mut result = StepResult::default();
+        for (index, graph) in manifest.graphs.iter().enumerate() {
+            let outputs = self.run_graph(index, &self.inputs(index, &stream)?)?;
+            for info in &graph.outputs {
+                let tensor = outputs.get(&info.name);
+                let tensor =
+                    tensor.ok_or_else(|| refuse(&graph.name, "an output of that name", &info.name))?;
+                match info.role.as_str() {
+                    "hidden" => {
+                        result.residual.push(decode(info, tensor)?);
+                        stream = tensor.clone();
+                    }
+                    "logits" => result.logits = decode(info, tensor)?,
+                    _ => {}
+                }
+            }
+            result.outputs.extend(outputs);
+        }
+        self.keep(&result.outputs)?;
+        Ok(result)
+    }
+
+    /// Moves the caches on by what the graphs have returned.
+    fn keep(&mut self, outputs: &Tensors) -> Result<()> {
+        for cache in &self.export.manifest.caches {
+            for tensors in [&cache.key, &cache.value] {
+                let missing = || refuse("caches", "an output of a graph", &tensors.output);
+                let returned = outputs.get(&tensors.output).ok_or_else(missing)?;
+                match slot(cache, self.position)? {
+                    Slot::Swap => drop(self.caches.insert(tensors.input.clone(), returned.clone())),
+                    Slot::None => {}
+                    Slot::At(slot) => {
+                        let held = self.caches.get_mut(&tensors.input).ok_or_else(missing)?;
+                        put(held, returned, tensors, slot)?;
+                    }
+                }
+            }
+        }
+        self.position += 1;
+        Ok(())
+    }
+
+    /// The mask of a layer type at this position: what is seen, and the current token.
+    fn mask(&self, kind: &str) -> Result<Vec<f32>> {
+        let manifest = &self.export.manifest;
+        let mask = manifest.masks.get(kind).ok_or_else(|| refuse("masks", "a layer type", kind))?;
+        let cache = manifest.caches.iter().find(|c| c.kind == kind);
+        let cache = cache.ok_or_else(|| refuse("caches", "a layer of every type", kind))?;
+        let written = self.position.min(cache.capacity);
+        let seen = match cache.returns.as_str() {
+            "cache" => cache.capacity - written..cache.capacity,
+            _ => 0..written,
+        };
+        if mask.length <= cache.capacity || mask.current_index >= mask.length {
+            return Err(refuse("masks", &format!("{} positions", cache.capacity + 1), mask.length));
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "they were written from f32")]
+        let (attend, blocked) = (mask.attend as f32, mask.blocked as f32);
+        let mut values = vec![blocked; mask.length];
+        values[seen].fill(attend);
+        values[mask.current_index] = attend;
+        Ok(values)
+    }
+}
+
+/// Where a returned entry goes.
+enum Slot {
+    /// The whole cache was returned.
+    Swap,
+    /// Into this slot.
+    At(usize),
+    /// Nowhere: it is the last of the context, and nothing will read it.
+    None,
+}
+
+fn slot(cache: &CacheInfo, position: usize) -> Result<Slot> {
+    Ok(match (cache.layout.as_str(), cache.returns.as_str()) {
+        ("roll", "cache") => Slot::Swap,
+        ("ring", "entry") => Slot::At(position % cache.capacity.max(1)),
+        ("roll", "entry") if position < cache.capacity => Slot::At(position),
+        ("roll", "entry") => Slot::None,
+        (layout, returns) => {
+            return Err(refuse(
+                "caches",
+                "ring/entry, roll/entry or roll/cache",
+                format!("{layout}/{returns}"),
+            ));
+        }
+    })
+}
+
+/// Writes an entry into a slot of a cache.
+fn put(cache: &mut Tensor, entry: &Tensor, tensors: &CacheTensors, slot: usize) -> Result<()> {
+    let shape = cache.shape().to_vec();
+    let axis = tensors.seq_axis;
+    let mut expected = shape.clone();
+    if axis < shape.len() {
+        expected[axis] = 1;
+    }
+    if axis >= shape.len() || slot >= shape[axis] || entry.shape() != expected {
+        return Err(refuse(
+            &tensors.output,
+            &format!("an entry of {shape:?}"),
+            format!("{:?}", entry.shape()),
+        ));
+    }
+    let (slots, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+    match (cache.slice_mut(), entry.data()) {
+        (SliceMut::F32(to), Data::F32(from)) => place(to, from, slots, inner, slot),
+        (SliceMut::I16(to), Data::I16(from)) => place(to, from, slots, inner, slot),
+        (SliceMut::U16(to), Data::U16(from)) => place(to, from, slots, inner, slot),
+        (SliceMut::I8(to), Data::I8(from)) => place(to, from, slots, inner, slot),
+        (SliceMut::U8(to), Data::U8(from)) => place(to, from, slots, inner, slot),
+        _ => return Err(refuse(&tensors.output, "the type of the cache", entry.element())),
+    }
+    Ok(())
+}
+
+fn place<T: Copy>(cache: &mut [T], entry: &[T], slots: usize, inner: usize, slot: usize) {
+    for (cache, entry) in cache.chunks_exact_mut(slots * inner).zip(entry.chunks_exact(inner)) {
+        cache[slot * inner..][..inner].copy_from_slice(entry);
+    }
+}
+
+/// Reals as a tensor of the manifest: `clamp(round_half_even(real / scale) + zero_point)`.
+///
+/// # Errors
+/// When the manifest's type has no encoding, or there are more or fewer values than its shape.
+pub fn encode(info: &TensorInfo, values: &[f32]) -> Result<Tensor> {
+    let data = match (info.dtype.as_str(), &info.encoding) {
+        ("float32", _) => Data::F32(values.to_vec()),
+        ("uint16", Some(e)) => Data::U16(codes(values, e)),
+        ("int16", Some(e)) => Data::I16(codes(values, e)),
+        ("uint8", Some(e)) => Data::U8(codes(values, e)),
+        ("int8", Some(e)) => Data::I8(codes(values, e)),
+        (other, _) => return Err(refuse(&info.name, "float32, or a type with an encoding", other)),
+    };
+    Ok(Tensor::new(info.shape.clone(), data)?)
+}
+
+/// A type of codes.
+trait Code: Copy + TryFrom<i64> {
+    const MIN: i64;
+    const MAX: i64;
+    const ZERO: Self;
+}
+
+macro_rules! code {
+    ($($type:ty),*) => {
+        $(impl Code for $type {
+            const MIN: i64 = <$type>::MIN as i64;
+            const MAX: i64 = <$type>::MAX as i64;
+            const ZERO: Self = 0;
+        })*
+    };
+}
+code!(u8, i8, u16, i16);
+
+fn codes<T: Code>(values: &[f32], encoding: &EncodingInfo) -> Vec<T> {
+    let code = |x: &f32| {
+        let steps = (f64::from(*x) / encoding.scale).round_ties_even();
+        #[expect(clippy::cast_possible_truncation, reason = "far within the range of an i64")]
+        let code = steps.clamp(-1e9, 1e9) as i64 + encoding.zero_point;
+        T::try_from(code.clamp(T::MIN, T::MAX)).unwrap_or(T::ZERO)
+    };
+    values.iter().map(code).collect()
+}
+
+/// The reals of a tensor of the manifest.
+///
+/// # Errors
+/// When it is of another type than the manifest says.
+pub fn decode(info: &TensorInfo, tensor: &Tensor) -> Result<Vec<f32>> {
+    if tensor.element().name() != info.dtype {
+        return Err(refuse(&info.name, &info.dtype, tensor.element()));
+    }
+    if let Some(floats) = tensor.floats() {
+        return Ok(floats.to_vec());
+    }
+    let encoding = info.encoding.as_ref().ok_or_else(|| refuse(&info.name, "an encoding", "none"))?;
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "codes are of 16 bits")]
+    let real = |code: i64| ((code - encoding.zero_point) as f64 * encoding.scale) as f32;
+    Ok(match tensor.data() {
+        Data::U16(codes) => codes.iter().map(|c| real(i64::from(*c))).collect(),
+        Data::I16(codes) => codes.iter().map(|c| real(i64::from(*c))).collect(),
+        Data::U8(codes) => codes.iter().map(|c| real(i64::from(*c))).collect(),
+        Data::I8(codes) => codes.iter().map(|c| real(i64::from(*c))).collect(),
+        Data::F32(_) | Data::I64(_) => return Err(refuse(&info.name, "codes", ElementType::I64)),
+    })
+}
