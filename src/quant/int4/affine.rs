@@ -5,7 +5,7 @@
 //! grid need not contain zero.
 
 use super::{
-    Candidates, Grid, Group, MAX_CODE, MIDDLE, SEARCHED, extent, largest, max, neighbour, smallest,
+    BF16_MAX, Candidates, Grid, Group, MAX_CODE, MIDDLE, SEARCHED, extent, largest, max, neighbour, smallest,
     storable_scale, to_bf16,
 };
 use crate::quant::{ErrorSums, Method};
@@ -13,7 +13,7 @@ use crate::simd::{LANES, multiversion, sum_lanes};
 
 /// Ends that are tried on either side, as parts of the range that they lie inside of it.
 const ENDS: usize = 4;
-const INWARD: [f32; ENDS] = [0.0, 0.045, 0.09, 0.135];
+const INWARD: [f32; ENDS] = [0.0, 0.02, 0.05, 0.1];
 
 /// Least-squares fits of every candidate.
 const FITS: usize = 3;
@@ -81,15 +81,17 @@ pub fn rounding_bound(weights: &[f32]) -> f64 {
 /// The range of the group over 15 steps.
 fn rounding([lo, hi]: [f32; 2]) -> (f32, f32) {
     if lo == hi {
-        let zero = to_bf16(lo.clamp(-LARGEST, LARGEST));
-        let left = if lo.abs() <= LARGEST { (lo - zero).abs() } else { 0.0 };
+        let zero = to_bf16(lo.clamp(-BF16_MAX, BF16_MAX));
+        // One step makes up for most of what rounding the zero leaves, where it leaves anything.
+        let left = (lo - zero).abs();
         return (if left == 0.0 { 1.0 } else { storable_scale(left) }, zero);
     }
     let (lo, hi) = (lo.clamp(-LARGEST, LARGEST), hi.clamp(-LARGEST, LARGEST));
     // Two divisions: the difference of the largest weights is infinite.
     let scale = if hi - lo < f32::INFINITY { (hi - lo) / MAX_CODE } else { hi / MAX_CODE - lo / MAX_CODE };
     let scale = storable_scale(scale);
-    (scale, to_bf16(MIDDLE * scale + lo))
+    // Halved, since eight steps alone may be infinite.
+    (scale, to_bf16(2.0 * (0.5 * MIDDLE * scale + 0.5 * lo)))
 }
 
 multiversion! {
@@ -160,3 +162,7 @@ multiversion! {
         (fine[best], fine_zero[best])
     }
 }
+
+#[cfg(test)]
+#[path = "affine_tests.rs"]
+mod tests;

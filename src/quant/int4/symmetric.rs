@@ -135,3 +135,7 @@ multiversion! {
         if zero[chosen] == MIDDLE { scale[chosen] } else { -scale[chosen] }
     }
 }
+
+#[cfg(test)]
+#[path = "symmetric_tests.rs"]
+mod tests;

@@ -141,3 +141,7 @@ multiversion! {
         (scale[chosen], zero[chosen] as u8)
     }
 }
+
+#[cfg(test)]
+#[path = "zero_point_tests.rs"]
+mod tests;
