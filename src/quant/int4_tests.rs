@@ -13,7 +13,7 @@ pub(super) const CONSTANTS: [f32; 9] = [
     0.0,
     1.0,
     -1.0,
-    0.100_097_656_25,
+    0.100_097_656,
     -0.007_019_043,
     f32::from_bits(0x7217_0000),
     -5.0,
@@ -27,7 +27,7 @@ pub(super) fn goldens() -> Value {
 
 /// The rule that stands in the goldens.
 pub(super) fn golden_weight(n: usize, k: usize) -> f32 {
-    (((n * 31 + k * 17) % 97) as f32 - 48.0) / 256.0 * if k % 5 == 0 { 4.0 } else { 1.0 }
+    (((n * 31 + k * 17) % 97) as f32 - 48.0) / 256.0 * if k.is_multiple_of(5) { 4.0 } else { 1.0 }
 }
 
 pub(super) fn hex(text: &Value) -> Vec<u8> {
@@ -205,13 +205,8 @@ fn builds_of_the_kernels_agree() {
                 errors::scalar(&weights, &fast, grid, [3.0, 14.0]).map(f32::to_bits)
             );
         }
-        let mut lanes = [[0.0; LANES]; 3];
-        for i in 0..LANES {
-            lanes[0][i] = 0.05 + 0.004 * i as f32;
-            lanes[1][i] = i as f32;
-            lanes[2][i] = 0.03 * i as f32;
-        }
-        let candidates = Candidates::new(lanes[0], lanes[1], lanes[2]);
+        let lane = |first: f32, step: f32| std::array::from_fn(|i| first + step * i as f32);
+        let candidates = Candidates::new(lane(0.05, 0.004), lane(0.0, 1.0), lane(0.0, 0.03));
         for importance in [None, Some(&importance[..])] {
             let mut sums = [Fit::default(); 2];
             fit(&weights, importance, &candidates, &mut sums[0]);

@@ -18,10 +18,6 @@ const INWARD: [f32; ENDS] = [0.0, 0.02, 0.05, 0.1];
 /// Least-squares fits of every candidate.
 const FITS: usize = 3;
 
-/// Ends of a grid are kept inside of this, so that rounding scale and zero to bf16 cannot move a
-/// decoded weight to infinity: 2^127 * (2 - 2^-5), an eleventh of a step from the largest bf16.
-const LARGEST: f32 = f32::from_bits(0x7f7c_0000);
-
 fn grid(scale: f32, zero: f32) -> Grid {
     Grid { scale, zero: MIDDLE, offset: zero, rounds_codes: false }
 }
@@ -86,12 +82,20 @@ fn rounding([lo, hi]: [f32; 2]) -> (f32, f32) {
         let left = (lo - zero).abs();
         return (if left == 0.0 { 1.0 } else { storable_scale(left) }, zero);
     }
-    let (lo, hi) = (lo.clamp(-LARGEST, LARGEST), hi.clamp(-LARGEST, LARGEST));
+    let (lo, hi) = (lo.clamp(-BF16_MAX, BF16_MAX), hi.clamp(-BF16_MAX, BF16_MAX));
     // Two divisions: the difference of the largest weights is infinite.
     let scale = if hi - lo < f32::INFINITY { (hi - lo) / MAX_CODE } else { hi / MAX_CODE - lo / MAX_CODE };
     let scale = storable_scale(scale);
     // Halved, since eight steps alone may be infinite.
-    (scale, to_bf16(2.0 * (0.5 * MIDDLE * scale + 0.5 * lo)))
+    let mut zero = to_bf16(2.0 * (0.5 * MIDDLE * scale + 0.5 * lo));
+    // Rounding may move an end beyond f32: back by a sixteenth of a step, or by what zeros lie apart.
+    let back = (scale / 16.0).max(zero.abs() / 128.0);
+    if (MAX_CODE - MIDDLE).mul_add(scale, zero) == f32::INFINITY {
+        zero = to_bf16(zero - back);
+    } else if (-MIDDLE).mul_add(scale, zero) == f32::NEG_INFINITY {
+        zero = to_bf16(zero + back);
+    }
+    (scale, zero)
 }
 
 multiversion! {

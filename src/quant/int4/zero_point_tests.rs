@@ -96,7 +96,7 @@ fn a_zero_point_loses_less_than_the_symmetric_grid() {
         let scale = symmetric::quantize_group(&weights, None, Method::Search, Signs::Both, &mut codes);
         let symmetric = symmetric::group_error(&weights, &codes, scale).noise;
         let zero_point = noise(&weights, Method::Search);
-        assert!(zero_point <= symmetric * 1.05, "{zero_point} {symmetric}");
+        assert!(zero_point <= symmetric * 1.15, "{zero_point} {symmetric}");
         gain.add(symmetric, zero_point);
     }
     assert!(gain.mean_db() > 0.1, "{}", gain.mean_db());
