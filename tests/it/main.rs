@@ -12,5 +12,6 @@ mod quantize;
 mod readme;
 mod runs;
 mod tamper;
+mod trained;
 mod verify;
 mod workflow;
