@@ -103,7 +103,8 @@ pub fn read(path: &Path, encoder: TextEncoder<'_>) -> Result<Vec<Text>> {
     let mut texts = Vec::new();
     if path.is_dir() {
         let dir = ModelDir::open(path)?;
-        let (names, others): (Vec<String>, Vec<String>) = dir.file_names()?.into_iter().partition(is_text);
+        let (names, others): (Vec<String>, Vec<String>) =
+            dir.file_names()?.into_iter().partition(|name| is_text(name));
         if names.is_empty() {
             let found = match others.len() {
                 0 => "none".to_owned(),
@@ -128,7 +129,7 @@ pub fn read(path: &Path, encoder: TextEncoder<'_>) -> Result<Vec<Text>> {
     Ok(texts)
 }
 
-fn is_text(name: &String) -> bool {
+fn is_text(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|e| EXTENSIONS.iter().any(|known| e.eq_ignore_ascii_case(known)))
 }
 

@@ -98,11 +98,11 @@ impl Addresses {
 
 /// All blocks but the arrays, in the order of [`Addresses::objects`], and their lengths.
 fn objects(inputs: &[SampledInput], samples: usize, at: &Addresses) -> (Vec<Vec<u8>>, Vec<u64>) {
-    let data = vec![("data".to_owned(), at.objects[1])];
-    let groups = (0..inputs.len()).map(|k| (k.to_string(), at.group(k))).collect();
+    let data = [("data".to_owned(), at.objects[1])];
+    let groups: Vec<_> = (0..inputs.len()).map(|k| (k.to_string(), at.group(k))).collect();
     let mut blocks = vec![group(&data, Vec::new()), group(&groups, Vec::new()), heap(inputs)];
     for (k, input) in inputs.iter().enumerate() {
-        let links = (0..samples).map(|j| (format!("batch_{j}"), at.dataset(k, j))).collect();
+        let links: Vec<_> = (0..samples).map(|j| (format!("batch_{j}"), at.dataset(k, j))).collect();
         let attributes = vec![
             integer_attribute("order", k as u64),
             text_attribute("name", input.name.len(), at.objects[2], k + 1),
@@ -149,7 +149,7 @@ fn header(messages: &[(u8, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// A group with hard links.
-fn group(links: &Vec<(String, u64)>, attributes: Vec<Vec<u8>>) -> Vec<u8> {
+fn group(links: &[(String, u64)], attributes: Vec<Vec<u8>>) -> Vec<u8> {
     // Links are in the header itself: no heap, no index.
     let mut info = vec![0, 0];
     info.extend(UNDEFINED.to_le_bytes());

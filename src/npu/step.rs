@@ -29,10 +29,9 @@ pub fn capacity(config: &SparkConfig, options: &Options, kind: LayerType) -> usi
 }
 
 /// What queries are scaled by: `1 / sqrt(head_dim)`, folded into their weights.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "meant to be f32")]
 pub fn query_scale(config: &SparkConfig) -> f32 {
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "meant to be f32")]
-    let scale = (config.head_dim as f64).powf(-0.5) as f32;
-    scale
+    (config.head_dim as f64).powf(-0.5) as f32
 }
 
 /// The graphs of an export, in the order they are run. The options fit the configuration (see
@@ -279,10 +278,9 @@ impl Builder<'_> {
         g.reshape(logits, "logits", [1, 1, c.vocab_size])
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "as the reference adds it")]
     fn epsilon(&self) -> f32 {
-        #[expect(clippy::cast_possible_truncation, reason = "as the reference adds it")]
-        let epsilon = self.config.rms_norm_eps as f32;
-        epsilon
+        self.config.rms_norm_eps as f32
     }
 
     fn linear(&self, i: usize, module: Module, name: &str) -> Weight {
