@@ -55,7 +55,7 @@ impl Packed<'_> {
                             affine::rounding_bound(weights),
                         ),
                     };
-                    if !(error.noise <= bound) {
+                    if error.noise.is_nan() || error.noise > bound {
                         return None;
                     }
                     sums += error;

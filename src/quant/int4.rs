@@ -389,3 +389,7 @@ multiversion! {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "int4_tests.rs"]
+mod tests;

@@ -10,12 +10,13 @@ use xtask::fixtures::FixtureSpec;
 use crate::runs::{Model, all_tensors, edit_json, read_json, run, tree};
 use crate::tamper::{fails_with, repair_hashes, tamper};
 
+type Words = &'static [&'static str];
 type TensorMap = BTreeMap<String, (String, Value, Vec<u8>)>;
 
 const UP: &str = "model.layers.1.mlp.up_proj";
 
 /// Every form, with the tensors of a module and of the head.
-const FORMS: [(&str, &[&str], &[&str], &[&str]); 13] = [
+const FORMS: [(&str, Words, Words, Words); 13] = [
     ("w4a8", &[], GPTQ, GPTQ),
     ("w4a8", &["--method", "rtn"], GPTQ, GPTQ),
     ("w4a8", &["--no-negative-scales", "--head", "bf16"], GPTQ, &[]),
@@ -30,12 +31,12 @@ const FORMS: [(&str, &[&str], &[&str], &[&str]); 13] = [
     ("w4a16", &["--layout", "row-major", "--quantize-embedding"], ROWS, &[]),
     ("w4a16", &["--head", "bf16", "--method", "rtn"], BLOCKS, &[]),
 ];
-const GPTQ: &[&str] = &["g_idx", "qweight", "qzeros", "scales"];
-const PACKED: &[&str] = &["weight_packed", "weight_scale", "weight_shape"];
-const ZEROS: &[&str] = &["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"];
-const BLOCKS: &[&str] = &["scales_and_zeros", "weight_packed"];
-const ROWS: &[&str] = &["weight_packed", "weight_scale", "weight_zero"];
-const INT8: &[&str] = &["weight", "weight_scale"];
+const GPTQ: Words = &["g_idx", "qweight", "qzeros", "scales"];
+const PACKED: Words = &["weight_packed", "weight_scale", "weight_shape"];
+const ZEROS: Words = &["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"];
+const BLOCKS: Words = &["scales_and_zeros", "weight_packed"];
+const ROWS: Words = &["weight_packed", "weight_scale", "weight_zero"];
+const INT8: Words = &["weight", "weight_scale"];
 
 fn artifact(scheme: &str, more: &[&str]) -> Model {
     let model = Model::tiny();
@@ -304,7 +305,7 @@ fn scale_bf16(bytes: &mut [u8], at: usize, factor: f32) {
 
 #[test]
 fn with_the_hashes_repaired_a_wrong_scale_is_found() {
-    let cases: [(&str, &[&str], &str, &str, usize); 6] = [
+    let cases: [(&str, Words, &str, &str, usize); 6] = [
         ("w4a8", &[], "scales", "qweight", 1),
         ("w4a8", &["--asymmetric"], "weight_scale", "weight_packed", 1),
         ("w4a16", &[], "scales_and_zeros", "weight_packed", 2),
@@ -335,7 +336,7 @@ fn with_the_hashes_repaired_a_wrong_scale_is_found() {
 fn with_the_hashes_repaired_wrong_zeros_nibbles_and_groups_are_found() {
     type Edit = fn(&mut [u8]);
     let swap_nibbles: Edit = |bytes| bytes.iter_mut().for_each(|b| *b = b.rotate_left(4));
-    let cases: [(&str, &[&str], &str, Edit, &[&str]); 10] = [
+    let cases: [(&str, Words, &str, Edit, Words); 10] = [
         ("w4a8", &[], "model.layers.1.mlp.up_proj.qzeros", |b| b[5] = 0x78, &["0x77777777", "version 1"]),
         ("w4a8", &[], "lm_head.qzeros", |b| b.fill(0x88), &["version 1"]),
         ("w4a8", &[], "lm_head.g_idx", |b| b[0] = 1, &["[0]", "reordered"]),

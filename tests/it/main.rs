@@ -10,5 +10,6 @@ mod quantize;
 mod readme;
 mod runs;
 mod tamper;
+mod trained;
 mod verify;
 mod workflow;

@@ -4,8 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use xtask::fixtures::FixtureSpec;
-
 /// The `sh` blocks of the README, with the word after `sh` that says how they are run.
 fn blocks() -> Vec<(String, Vec<String>)> {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
@@ -60,8 +58,8 @@ fn exactly_two_commands_set_everything_up() {
 fn every_other_command_runs_in_order() {
     let checkout = tempfile::tempdir().unwrap();
     lay_out_checkout(checkout.path());
-    // The README's real checkpoint, in small.
-    FixtureSpec::tiny().write(checkout.path().join("Spark-X2.5-1.7B")).unwrap();
+    // The README's real checkpoint, in small: trained weights, so that the gates mean something.
+    copy_bundled(&checkout.path().join("Spark-X2.5-1.7B"));
     let mut ran = 0;
     for (info, commands) in blocks() {
         match info.as_str() {
@@ -84,10 +82,13 @@ fn every_other_command_runs_in_order() {
 fn lay_out_checkout(dir: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     fs::copy(root.join("Cargo.toml"), dir.join("Cargo.toml")).unwrap();
-    let bundled = dir.join("fixtures/spark-tiny");
-    fs::create_dir_all(&bundled).unwrap();
-    for entry in fs::read_dir(root.join("fixtures/spark-tiny")).unwrap() {
+    copy_bundled(&dir.join("fixtures/spark-tiny"));
+}
+
+fn copy_bundled(dir: &Path) {
+    fs::create_dir_all(dir).unwrap();
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/spark-tiny")).unwrap() {
         let path = entry.unwrap().path();
-        fs::copy(&path, bundled.join(path.file_name().unwrap())).unwrap();
+        fs::copy(&path, dir.join(path.file_name().unwrap())).unwrap();
     }
 }

@@ -5,7 +5,7 @@
 //! grid need not contain zero.
 
 use super::{
-    Candidates, Grid, Group, MAX_CODE, MIDDLE, SEARCHED, extent, largest, max, neighbour, smallest,
+    BF16_MAX, Candidates, Grid, Group, MAX_CODE, MIDDLE, SEARCHED, extent, largest, max, neighbour, smallest,
     storable_scale, to_bf16,
 };
 use crate::quant::{ErrorSums, Method};
@@ -13,14 +13,10 @@ use crate::simd::{LANES, multiversion, sum_lanes};
 
 /// Ends that are tried on either side, as parts of the range that they lie inside of it.
 const ENDS: usize = 4;
-const INWARD: [f32; ENDS] = [0.0, 0.045, 0.09, 0.135];
+const INWARD: [f32; ENDS] = [0.0, 0.02, 0.05, 0.1];
 
 /// Least-squares fits of every candidate.
 const FITS: usize = 3;
-
-/// Ends of a grid are kept inside of this, so that rounding scale and zero to bf16 cannot move a
-/// decoded weight to infinity: 2^127 * (2 - 2^-5), an eleventh of a step from the largest bf16.
-const LARGEST: f32 = f32::from_bits(0x7f7c_0000);
 
 fn grid(scale: f32, zero: f32) -> Grid {
     Grid { scale, zero: MIDDLE, offset: zero, rounds_codes: false }
@@ -30,7 +26,7 @@ fn grid(scale: f32, zero: f32) -> Grid {
 /// [`Method::Search`] minimises; it needs a non-negative number per weight and counts relatively.
 ///
 /// # Panics
-/// When the lengths differ, or the group is empty.
+/// When the lengths differ.
 pub fn quantize_group(
     weights: &[f32],
     importance: Option<&[f32]>,
@@ -81,15 +77,25 @@ pub fn rounding_bound(weights: &[f32]) -> f64 {
 /// The range of the group over 15 steps.
 fn rounding([lo, hi]: [f32; 2]) -> (f32, f32) {
     if lo == hi {
-        let zero = to_bf16(lo.clamp(-LARGEST, LARGEST));
-        let left = if lo.abs() <= LARGEST { (lo - zero).abs() } else { 0.0 };
+        let zero = to_bf16(lo.clamp(-BF16_MAX, BF16_MAX));
+        // One step makes up for most of what rounding the zero leaves, where it leaves anything.
+        let left = (lo - zero).abs();
         return (if left == 0.0 { 1.0 } else { storable_scale(left) }, zero);
     }
-    let (lo, hi) = (lo.clamp(-LARGEST, LARGEST), hi.clamp(-LARGEST, LARGEST));
+    let (lo, hi) = (lo.clamp(-BF16_MAX, BF16_MAX), hi.clamp(-BF16_MAX, BF16_MAX));
     // Two divisions: the difference of the largest weights is infinite.
     let scale = if hi - lo < f32::INFINITY { (hi - lo) / MAX_CODE } else { hi / MAX_CODE - lo / MAX_CODE };
     let scale = storable_scale(scale);
-    (scale, to_bf16(MIDDLE * scale + lo))
+    // Halved, since eight steps alone may be infinite.
+    let mut zero = to_bf16(2.0 * (0.5 * MIDDLE * scale + 0.5 * lo));
+    // Rounding may move an end beyond f32: back by a sixteenth of a step, or by what zeros lie apart.
+    let back = (scale / 16.0).max(zero.abs() / 128.0);
+    if (MAX_CODE - MIDDLE).mul_add(scale, zero) == f32::INFINITY {
+        zero = to_bf16(zero - back);
+    } else if (-MIDDLE).mul_add(scale, zero) == f32::NEG_INFINITY {
+        zero = to_bf16(zero + back);
+    }
+    (scale, zero)
 }
 
 multiversion! {
@@ -160,3 +166,7 @@ multiversion! {
         (fine[best], fine_zero[best])
     }
 }
+
+#[cfg(test)]
+#[path = "affine_tests.rs"]
+mod tests;

@@ -34,7 +34,7 @@ fn grid(scale: f32) -> Grid {
 /// [`Method::Search`] minimises; it needs a non-negative number per weight and counts relatively.
 ///
 /// # Panics
-/// When the lengths differ, or the group is empty.
+/// When the lengths differ.
 pub fn quantize_group(
     weights: &[f32],
     importance: Option<&[f32]>,
@@ -135,3 +135,7 @@ multiversion! {
         if zero[chosen] == MIDDLE { scale[chosen] } else { -scale[chosen] }
     }
 }
+
+#[cfg(test)]
+#[path = "symmetric_tests.rs"]
+mod tests;

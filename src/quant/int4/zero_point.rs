@@ -29,7 +29,7 @@ fn grid(scale: f32, zero: u8) -> Grid {
 /// [`Method::Search`] minimises; it needs a non-negative number per weight and counts relatively.
 ///
 /// # Panics
-/// When the lengths differ, or the group is empty.
+/// When the lengths differ.
 pub fn quantize_group(
     weights: &[f32],
     importance: Option<&[f32]>,
@@ -141,3 +141,7 @@ multiversion! {
         (scale[chosen], zero[chosen] as u8)
     }
 }
+
+#[cfg(test)]
+#[path = "zero_point_tests.rs"]
+mod tests;

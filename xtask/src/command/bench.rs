@@ -58,20 +58,28 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let input = weights(&model)?;
     warm(&input)?;
 
-    let quantize = |method: &str, head: &str| {
+    let quantize = |options: &[&str]| {
         let mut command = program(&binary);
-        command.arg("quantize").arg(&model).args(["--scheme", "w8a8", "--method", method, "--head", head]);
+        command.arg("quantize").arg(&model).arg("--scheme").args(options);
         command
             .args(["--force", "--progress", "none", "--threads", &args.threads.to_string(), "--out"])
             .arg(&out);
         command
     };
     let mut costs = Vec::new();
-    for (method, head) in [("rtn", "bf16"), ("search", "int8"), ("search", "bf16")] {
-        let name = format!("quantize w8a8 {method}, {head} head");
+    // The last one's output is what the bare I/O copies.
+    for options in [
+        ["w4a8"].as_slice(),
+        &["w4a8", "--asymmetric", "--head", "int8"],
+        &["w4a16"],
+        &["w8a8", "--head", "int8"],
+        &["w8a8", "--method", "rtn"],
+        &["w8a8"],
+    ] {
+        let name = format!("quantize {}", options.join(" "));
         costs.push(best(args.runs, &name, || {
             remove(&out)?;
-            measure(&name, &mut quantize(method, head))
+            measure(&name, &mut quantize(options))
         })?);
     }
     let copy = work.join("copy");
@@ -95,12 +103,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     verify.args(["--scenario", "none", "--progress", "none", "--threads", &args.threads.to_string()]);
     costs.push(measure("verify --scenario none", &mut verify)?);
     if let (Some(llama), Some(gguf)) = (&args.llama_quantize, &args.gguf) {
-        let to = work.join("q8_0.gguf");
-        costs.push(best(args.runs, "llama-quantize Q8_0", || {
-            let mut command = Command::new(llama);
-            command.arg(gguf).arg(&to).arg("Q8_0").arg(args.threads.to_string());
-            measure("llama-quantize Q8_0", &mut command)
-        })?);
+        let to = work.join("quantized.gguf");
+        for kind in ["Q8_0", "Q4_K_M"] {
+            let name = format!("llama-quantize {kind}");
+            costs.push(best(args.runs, &name, || {
+                let mut command = Command::new(llama);
+                command.arg(gguf).arg(&to).arg(kind).arg(args.threads.to_string());
+                measure(&name, &mut command)
+            })?);
+        }
         remove(&to)?;
     }
     remove(&copy)?;

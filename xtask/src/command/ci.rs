@@ -80,32 +80,34 @@ fn policy() -> Result<()> {
 fn end_to_end() -> Result<()> {
     let binary = release_binary()?;
     let temp = tempfile::tempdir()?;
-    for head in ["bf16", "int8"] {
-        let outs: Vec<PathBuf> = ["1", "2"].iter().map(|t| temp.path().join(format!("{head}-{t}"))).collect();
+    for (i, options) in [
+        ["w8a8"].as_slice(),
+        &["w8a8", "--head", "int8"],
+        &["w4a8"],
+        &["w4a8", "--asymmetric", "--head", "int8"],
+        &["w4a16"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let outs: Vec<PathBuf> = ["1", "2"].iter().map(|t| temp.path().join(format!("{i}-{t}"))).collect();
         for (threads, out) in ["1", "2"].iter().zip(&outs) {
             let quantize = || {
                 let mut command = program(&binary);
-                command.args([
-                    "quantize",
-                    "fixtures/spark-tiny",
-                    "--scheme",
-                    "w8a8",
-                    "--head",
-                    head,
-                    "--threads",
-                    threads,
-                ]);
-                command.arg("--out").arg(out);
+                command.args(["quantize", "fixtures/spark-tiny", "--scheme"]).args(*options);
+                command.args(["--threads", threads, "--out"]).arg(out);
                 output(&mut command)
             };
             ensure!(quantize()?.contains("written"));
             ensure!(quantize()?.contains("up to date"));
         }
         ensure!(files(&outs[0])? == files(&outs[1])?, "1 and 2 threads wrote different bytes");
-        let verify = || {
-            program(&binary).arg("verify").arg(&outs[0]).args(["--reference", "fixtures/spark-tiny"]).status()
+        let verify = |more: &[&str]| {
+            let mut verify = program(&binary);
+            verify.arg("verify").arg(&outs[0]).args(["--reference", "fixtures/spark-tiny"]);
+            verify.args(more).status()
         };
-        ensure!(verify()?.code() == Some(0));
+        ensure!(verify(&[])?.code() == Some(0), "{options:?} does not pass its own gates");
         let said =
             output(program(&binary).arg("generate").arg(&outs[0]).args(["--tokens", "3,17,42", "--json"]))?;
         ensure!(serde_json::from_str::<serde_json::Value>(&said)?["tokens"].is_array());
@@ -114,7 +116,7 @@ fn end_to_end() -> Result<()> {
         let middle = bytes.len() / 2;
         bytes[middle] ^= 4;
         fs::write(&shard, bytes)?;
-        ensure!(verify()?.code() == Some(1), "a flipped byte went unnoticed");
+        ensure!(verify(&["--scenario", "none"])?.code() == Some(1), "a flipped byte went unnoticed");
     }
     Ok(())
 }

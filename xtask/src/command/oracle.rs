@@ -4,17 +4,14 @@
 //! environment once.
 
 mod consumer;
+mod levels;
 mod nodes;
 mod reference;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
-use safetensors::SafeTensors;
-use serde_json::Value;
-use spark_convert::quant::{ErrorSums, Method, int8};
-use spark_convert::tensor::{TensorView, amax_bits};
+use anyhow::{Context, Result};
 use xtask::fixtures::FixtureSpec;
 
 use super::process::{output, program, release_binary, root, run};
@@ -87,44 +84,9 @@ fn python(dir: &Path, set: &str) -> Result<String> {
     Ok(said.lines().last().context("setup.sh said nothing")?.to_owned())
 }
 
-/// Weight SNR on four fixed matrices against the levels that the referee expects, within 0.1 dB.
+/// Weight SNR on four fixed matrices against the levels that the referee expects.
 pub(super) fn grids(dir: &Path) -> Result<()> {
-    const TOLERANCE_DB: f64 = 0.1;
-    let temp = tempfile::tempdir()?;
-    run(program(python(dir, "light")?)
-        .arg(dir.join("grid_reference.py"))
-        .args(["make", "--out"])
-        .arg(temp.path()))?;
-    let bytes = fs::read(temp.path().join("matrices.safetensors"))?;
-    let matrices = SafeTensors::deserialize(&bytes)?;
-    let golden: Value = serde_json::from_slice(&fs::read(dir.join("golden/snr_levels.json"))?)?;
-    let levels = golden["levels_db"].as_object().context("levels_db")?;
-    ensure!(levels.len() == matrices.len(), "matrices and levels differ");
-    for (name, grids) in levels {
-        let matrix = matrices.tensor(name)?;
-        let view = TensorView { name, dtype: matrix.dtype(), shape: matrix.shape(), bytes: matrix.data() };
-        let expected = grids["int8 channel amax/127"].as_f64().context("level")?;
-        let rtn = int8_snr_db(view, Method::RoundToNearest);
-        let search = int8_snr_db(view, Method::Search);
-        println!("{name}: int8 {rtn:.2} dB (expected {expected:.2}), search {search:.2} dB");
-        ensure!((rtn - expected).abs() <= TOLERANCE_DB, "{name}: off by more than {TOLERANCE_DB} dB");
-        ensure!(search >= rtn, "{name}: search is below rounding");
-    }
-    Ok(())
-}
-
-fn int8_snr_db(matrix: TensorView<'_>, method: Method) -> f64 {
-    let mut weights = vec![0.0; matrix.row_len()];
-    let mut codes = vec![0; matrix.row_len()];
-    let sums: ErrorSums = (0..matrix.rows())
-        .map(|row| {
-            matrix.decode_row(row, &mut weights);
-            let scale = int8::row_scale(&weights, f32::from_bits(amax_bits(&weights)), method);
-            int8::encode_row(&weights, scale, &mut codes);
-            int8::row_error(&weights, &codes, scale)
-        })
-        .sum();
-    sums.snr_db().unwrap_or(f64::INFINITY)
+    levels::check(dir, &python(dir, "light")?)
 }
 
 /// The interpreter of exported graphs against ONNX Runtime.

@@ -1,6 +1,7 @@
-//! The forward pass against the referee's PyTorch model, on the referee's own checkpoints.
+//! The forward pass against the referee's PyTorch model, on the referee's own checkpoints and on the
+//! bundled one.
 //!
-//! These checkpoints amplify rounding more than the project's: PyTorch in f32 is itself 108.8 to
+//! The referee's checkpoints amplify rounding more than the project's: PyTorch in f32 is itself 108.8 to
 //! 115.9 dB from the same model in f64, so that even the exact logits would be below 110 dB from it.
 //! Therefore the bar of 110 dB is measured from f64, computed by the project's own PyTorch model, and
 //! the distance to f32 may be less than that only as far as PyTorch's own error explains it.
@@ -14,9 +15,7 @@ use spark_convert::runtime::{Model, Rounding, State};
 
 use crate::command::process::{output, program, root};
 
-/// A window of 16, one less, one more, three and five of them.
-const LENGTHS: [usize; 5] = [15, 16, 17, 48, 80];
-/// Least SNR of logits at those lengths.
+/// Least SNR of logits at lengths around the window and up to five of it.
 const SHORT_DB: f64 = 110.0;
 /// How much farther from PyTorch than from the truth we may be found: what our error adds to one of
 /// PyTorch that is three times as large.
@@ -52,7 +51,13 @@ pub(super) fn check(dir: &Path, python: &str) -> Result<()> {
         output(&mut make)?;
         compare(preset, &referee)?;
     }
-    Ok(())
+    let referee = Referee {
+        python,
+        script: dir.join("ref_spark.py"),
+        model: root().join("fixtures/spark-tiny"),
+        logits: temp.path().join("logits.npy"),
+    };
+    compare("the bundled checkpoint", &referee)
 }
 
 fn compare(preset: &str, referee: &Referee<'_>) -> Result<()> {
@@ -73,9 +78,10 @@ fn compare(preset: &str, referee: &Referee<'_>) -> Result<()> {
             missed.push(format!("{what}: expected {bar} dB from f64 and {near:.1} dB from PyTorch"));
         }
     };
-    let whole = prompt(LENGTHS[4], vocab);
+    let window = checkpoint.config.sliding_window;
+    let whole = prompt(5 * window, vocab);
     let truth = referee.truth(&whole)?;
-    for n in LENGTHS {
+    for n in [window - 1, window, window + 1, 3 * window, 5 * window] {
         let tokens = &whole[..n];
         let truth = &truth[..n * vocab];
         let theirs = referee.logits(tokens, "f32", vocab)?;

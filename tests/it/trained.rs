@@ -1,0 +1,168 @@
+//! The bundled checkpoint: published layout, and weights that have learned enough to be a yardstick.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use spark_convert::checkpoint::Checkpoint;
+use spark_convert::metrics::{Comparison, Position};
+use spark_convert::opened::{chat_template, checkpoint_model, tokenizer};
+use spark_convert::runtime::{Model, Rounding, State};
+use spark_convert::spark::SparkConfig;
+use spark_convert::tokenize::Chat;
+
+use crate::runs::{Tensors, shards};
+
+fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/spark-tiny")
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint::open(&fixture()).unwrap()
+}
+
+/// The ids of a held-out text of the checkpoint's own tokenizer.
+fn held_out(checkpoint: &Checkpoint, name: &str) -> Vec<u32> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/heldout").join(name);
+    let text = fs::read_to_string(path).unwrap();
+    let tokenizer = tokenizer(&checkpoint.dir, &checkpoint.config).unwrap();
+    if !name.ends_with(".jsonl") {
+        return tokenizer.encode(&text).unwrap();
+    }
+    let template = chat_template(&checkpoint.dir).unwrap().unwrap();
+    let render = |line: &str| -> Vec<u32> {
+        let chat: Value = serde_json::from_str(line).unwrap();
+        let rendered = template.render(&Chat {
+            messages: chat["messages"].as_array().unwrap(),
+            tools: chat["tools"].as_array().map(Vec::as_slice),
+            add_generation_prompt: false,
+            enable_thinking: None,
+        });
+        tokenizer.encode_chat(&rendered.unwrap()).unwrap()
+    };
+    text.lines().flat_map(render).collect()
+}
+
+/// Log-softmax of logits, in f64.
+fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let log_sum = max + logits.iter().map(|x| (f64::from(*x) - max).exp()).sum::<f64>().ln();
+    logits.iter().map(|x| f64::from(*x) - log_sum).collect()
+}
+
+/// Logits of every position of a text, one after the other.
+fn each_position(model: &Model<'_>, tokens: &[u32], mut see: impl FnMut(usize, &[f32])) {
+    let width = model.config().hidden_size;
+    let hidden = model.forward(&mut State::new(model.config()), tokens).unwrap();
+    for (i, hidden) in hidden.chunks(width).enumerate() {
+        see(i, &model.logits(hidden));
+    }
+}
+
+#[test]
+fn it_has_the_published_layout_and_the_promised_sizes() {
+    let checkpoint = checkpoint();
+    let config = &checkpoint.config;
+    assert!(checkpoint.notes.is_empty(), "{:?}", checkpoint.notes);
+    assert_eq!((config.hidden_size, config.num_hidden_layers(), config.vocab_size), (256, 8, 4096));
+    // Heads times head dim is not the hidden size; every K goes with groups of 256, every N with blocks of 64.
+    assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (8, 2, 64));
+    assert_eq!((config.intermediate_size, config.sliding_window), (768, 32));
+    assert!(config.tie_word_embeddings);
+    for spec in &checkpoint.specs {
+        if let [out, input] = spec.shape[..] {
+            assert!(input.is_multiple_of(256) && (out.is_multiple_of(64) || out == 8), "{}", spec.name);
+        }
+    }
+    let files = shards(&fixture());
+    assert_eq!(files.len(), 2);
+    let mut layers: Vec<Vec<String>> = Vec::new();
+    for file in &files {
+        assert!(fs::metadata(file).unwrap().len() < 12 << 20);
+        let names = Tensors::read(file).tensors.into_iter().map(|t| t.0);
+        let layer = |name: String| name.strip_prefix("model.layers.").map(|n| n[..1].to_owned());
+        layers.push(names.filter_map(layer).collect());
+    }
+    assert!(layers[0].iter().any(|layer| layers[1].contains(layer)), "one layer is split over both shards");
+}
+
+/// Held-out loss against the entropy of the text's own unigrams: below 0.55 of it in every domain.
+#[test]
+fn it_predicts_held_out_text_of_every_domain() {
+    const LENGTH: usize = 384;
+    let checkpoint = checkpoint();
+    let model = checkpoint_model(&checkpoint, Rounding::None).unwrap();
+    for name in ["english.txt", "chinese.txt", "code.txt", "dialogues.jsonl"] {
+        let tokens = held_out(&checkpoint, name);
+        let mut counts: HashMap<u32, f64> = HashMap::new();
+        tokens.iter().for_each(|t| *counts.entry(*t).or_default() += 1.0);
+        let total = tokens.len() as f64;
+        let entropy: f64 = counts.values().map(|n| -n / total * (n / total).ln()).sum();
+        // Three stretches from all over the text.
+        let (mut loss, mut count) = (0.0, 0.0);
+        for start in [0, tokens.len() / 3, 2 * tokens.len() / 3] {
+            let text = &tokens[start..start + LENGTH];
+            each_position(&model, &text[..LENGTH - 1], |i, logits| {
+                loss -= log_probabilities(logits)[text[i + 1] as usize];
+                count += 1.0;
+            });
+        }
+        let loss = loss / count;
+        assert!(loss <= 0.55 * entropy, "{name}: {loss:.3} nats per token, entropy {entropy:.3}");
+    }
+}
+
+/// What a checkpoint that uses its full layers can do: a random passage, longer than the window, is
+/// known when it comes again.
+#[test]
+fn it_copies_what_lies_beyond_the_window() {
+    let checkpoint = checkpoint();
+    let model = checkpoint_model(&checkpoint, Rounding::None).unwrap();
+    let mut state = 1u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        300 + (state >> 8) % 3000
+    };
+    let (mut loss, mut count) = (0.0, 0.0);
+    for _ in 0..3 {
+        let passage: Vec<u32> = (0..80).map(|_| random()).collect();
+        let text = [&passage[..], &passage[..]].concat();
+        each_position(&model, &text[..159], |i, logits| {
+            // The first tokens of the copy cannot be known to be one.
+            if i >= 84 {
+                loss -= log_probabilities(logits)[text[i + 1] as usize];
+                count += 1.0;
+            }
+        });
+    }
+    assert!(loss / count <= 0.5, "{} nats per token", loss / count);
+}
+
+/// A converter that confuses the two rotary tables must show: both confusions cost 0.05 nats.
+#[test]
+fn wrong_rotary_tables_of_the_full_layers_show() {
+    let checkpoint = checkpoint();
+    let right = checkpoint_model(&checkpoint, Rounding::None).unwrap();
+    let tokens = held_out(&checkpoint, "dialogues.jsonl");
+    let text = [&tokens[..384], &held_out(&checkpoint, "english.txt")[..384]];
+    type Edit = fn(&mut Value);
+    let edits: [(&str, Edit); 2] = [
+        ("the sliding theta", |rope| rope["full_attention"]["rope_theta"] = 10_000.into()),
+        ("all dimensions", |rope| rope["full_attention"]["partial_rotary_factor"] = 1.0.into()),
+    ];
+    for (what, edit) in edits {
+        let mut json = checkpoint.config_json.clone();
+        edit(&mut json["rope_parameters"]);
+        let config = SparkConfig::parse(&json).unwrap();
+        let wrong = Model::from_views(config, Rounding::None, |name| checkpoint.files.get(name)).unwrap();
+        let mut comparison = Comparison::default();
+        for text in text {
+            let mut reference = Vec::new();
+            each_position(&right, text, |_, logits| reference.push(logits.to_vec()));
+            each_position(&wrong, text, |i, logits| comparison.add(Position::of(&reference[i], logits)));
+        }
+        let kl = comparison.summary(4096).kl.mean;
+        assert!(kl >= 0.05, "full layers with {what}: KL {kl}");
+    }
+}
