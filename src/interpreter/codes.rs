@@ -161,6 +161,11 @@ impl Encoding {
         (!self.per_axis).then(|| (self.scales[0], self.zeros[0]))
     }
 
+    /// Whether each row of a matrix has one scale and one zero point: those with its number.
+    pub(super) fn is_by_rows(&self) -> bool {
+        !self.per_axis || self.axis == 0
+    }
+
     /// Elements in a row that share scale and zero point.
     pub(super) fn run_length(&self, shape: &[usize]) -> usize {
         if self.per_axis { shape[self.axis + 1..].iter().product() } else { shape.iter().product() }

@@ -217,7 +217,7 @@ class Net:
 
 def finish(nodes, infos, initializers, opset, outputs):
     """A model whose shapes are inferred, its outputs in topological order."""
-    tensors = [numpy_helper.from_array(np.ascontiguousarray(x), n) for n, x in initializers.items()]
+    tensors = [numpy_helper.from_array(np.asarray(x, order="C"), n) for n, x in initializers.items()]
     unknown = [helper.make_empty_tensor_value_info(node.output[0]) for node in nodes if node.output[0] in outputs]
     graph = helper.make_graph(nodes, "g", infos, unknown, tensors)
     ir = {18: 8, 21: 10, 23: 11}[opset]
@@ -424,8 +424,8 @@ def make(out):
         directory = out / name
         directory.mkdir(parents=True)
         made = run(model, inputs)
-        tensors = {f"in.{n}": np.ascontiguousarray(x) for n, x in inputs.items()}
-        tensors |= {f"node.{n}": np.ascontiguousarray(x) for n, x in made.items()}
+        tensors = {f"in.{n}": np.asarray(x, order="C") for n, x in inputs.items()}
+        tensors |= {f"node.{n}": np.asarray(x, order="C") for n, x in made.items()}
         save_file(tensors, directory / "tensors.safetensors")
         save(model, directory)
 

@@ -5,7 +5,6 @@
 //! bits after 258 terms; how each kernel avoids that is said where it is written. Anything else is
 //! multiplied in f32.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -73,11 +72,11 @@ impl Operator for Gemm {
         let mut out = vec![0.0; self.rows * self.columns];
         match (x.quantized(), w.quantized()) {
             (Some((x, x_encoding)), Some((w, w_encoding)))
-                if !x_encoding.per_axis && !(w_encoding.per_axis && w_encoding.axis != 0) =>
+                if !x_encoding.per_axis && w_encoding.is_by_rows() =>
             {
                 self.integers(x, x_encoding, w, w_encoding, &mut out);
             }
-            (_, Some((w, encoding))) if !(encoding.per_axis && encoding.axis != 0) => {
+            (_, Some((w, encoding))) if encoding.is_by_rows() => {
                 let k = self.terms;
                 multiply_by_decoded_rows(&x.floats(), k, 0..self.columns, &mut out, |row, part, out| {
                     let (scale, zero) = encoding.of_run(row);
@@ -293,7 +292,7 @@ impl Operator for MatMul {
 }
 
 impl MatMul {
-    fn floats(&self, a: &Cow<'_, [f32]>, b: &Cow<'_, [f32]>, out: &mut [f32]) {
+    fn floats(&self, a: &[f32], b: &[f32], out: &mut [f32]) {
         let (m, k, n) = (self.rows, self.terms, self.columns);
         out.par_chunks_mut(m * n).zip(&self.starts).for_each(|(out, (a_start, b_start))| {
             mix(Rows::dense(&a[*a_start..][..m * k], k), &b[*b_start..][..k * n], n, out);

@@ -14,7 +14,7 @@ use crate::command::process::{program, root, run};
 
 /// Codes may be this far apart ...
 const MAX_STEPS: u32 = 1;
-/// ... and this share of a kind of node has to be equal.
+/// ... and this share of what one operator makes has to be equal.
 const MIN_EQUAL: f64 = 0.98;
 /// Results in float, per node. Both are f32 sums in different orders.
 const NODE_DB: f64 = 100.0;
@@ -40,14 +40,19 @@ pub(super) fn check(python: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the nodes of one kind came to.
-#[derive(Default)]
+/// What the nodes of one operator came to.
 struct Kind {
     codes: usize,
     equal: usize,
     steps: u32,
     /// Smallest signal to noise of a float result.
-    db: Option<f64>,
+    db: f64,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self { codes: 0, equal: 0, steps: 0, db: f64::INFINITY }
+    }
 }
 
 fn compare(dir: &Path, missed: &mut Vec<String>) -> Result<()> {
@@ -60,37 +65,44 @@ fn compare(dir: &Path, missed: &mut Vec<String>) -> Result<()> {
     let session = Session::new(&model, &data)?;
     let makers: BTreeMap<&str, &str> =
         model.graph.nodes.iter().map(|n| (n.outputs[0].as_str(), n.op_type.as_str())).collect();
-    let mut kinds: BTreeMap<String, Kind> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, Kind> = BTreeMap::new();
     let mut unknown = Vec::new();
     session.run_with(&inputs, |tensor, found| {
         let Some(reference) = expected.get(tensor) else {
             return unknown.push(tensor.to_owned());
         };
-        // A rounding is told apart by the operator before it, whose result it shows.
-        let op = makers.get(tensor).copied().unwrap_or_default();
-        let unit = tensor.strip_suffix("_raw").unwrap_or(tensor);
-        let before = makers.get(format!("{unit}_raw").as_str()).filter(|_| op == "QuantizeLinear");
-        let kind = kinds.entry(before.map_or(op.to_owned(), |b| format!("{b} codes"))).or_default();
-        note(kind, found, reference);
-        replace(found, reference);
+        // A rounding goes on from our own result and shows how far apart the operator before it was;
+        // everything else starts from the referee's.
+        let unit = tensor.strip_suffix("_raw");
+        let made_by = if unit.is_some() { tensor.to_owned() } else { format!("{tensor}_raw") };
+        let op = makers.get(made_by.as_str()).or_else(|| makers.get(tensor)).copied().unwrap_or_default();
+        note(kinds.entry(op).or_default(), found, reference);
+        if unit.is_none() {
+            replace(found, reference);
+        }
     })?;
     ensure!(unknown.is_empty(), "the referee did not compute {unknown:?}");
+    let (mut least_equal, mut least_db) = ((1.0, "any"), (f64::INFINITY, "any"));
     for (op, kind) in &kinds {
-        let mut said = Vec::new();
-        if kind.codes > 0 {
-            let share = kind.equal as f64 / kind.codes as f64;
-            said.push(format!("{:.2} % equal, at most {} apart", 100.0 * share, kind.steps));
-            if share < MIN_EQUAL || kind.steps > MAX_STEPS {
-                missed.push(format!("{name}: {op}: {}", said[0]));
-            }
+        let share = kind.equal as f64 / kind.codes.max(1) as f64;
+        if kind.codes > 0 && (share < MIN_EQUAL || kind.steps > MAX_STEPS) {
+            missed.push(format!("{name}: {op}: {:.2} % equal, at most {} apart", 100.0 * share, kind.steps));
         }
-        if let Some(db) = kind.db {
-            said.push(format!("{db:.1} dB"));
-            if db.is_nan() || db < NODE_DB {
-                missed.push(format!("{name}: {op}: {db:.1} dB"));
-            }
+        if kind.db.is_nan() || kind.db < NODE_DB {
+            missed.push(format!("{name}: {op}: {:.1} dB", kind.db));
         }
-        println!("{name}: {op}: {}", said.join(", "));
+        if kind.codes > 0 && share < least_equal.0 {
+            least_equal = (share, op);
+        }
+        if kind.db < least_db.0 {
+            least_db = (kind.db, op);
+        }
+    }
+    let steps = kinds.values().map(|k| k.steps).max().unwrap_or_default();
+    print!("{name}: {} operators, floats from {:.1} dB ({})", kinds.len(), least_db.0, least_db.1);
+    if kinds.values().any(|k| k.codes > 0) {
+        let share = 100.0 * least_equal.0;
+        print!(", codes at most {steps} apart and from {share:.2} % equal ({})", least_equal.1);
     }
     whole(&name, &session, &inputs, &expected, missed)
 }
@@ -117,7 +129,7 @@ fn whole(
         .collect::<Result<Vec<f64>>>()?
         .into_iter()
         .fold(f64::INFINITY, f64::min);
-    println!("{name}: as a whole {worst:.1} dB");
+    println!(", as a whole {worst:.1} dB");
     if worst.is_nan() || worst < bar {
         missed.push(format!("{name}: {worst:.1} dB as a whole, expected {bar}"));
     }
@@ -127,7 +139,8 @@ fn whole(
 fn note(kind: &mut Kind, found: &Tensor, reference: &Tensor) {
     if let (Some(found), Some(reference)) = (found.floats(), reference.floats()) {
         let db = snr_db(reference, found);
-        kind.db = Some(kind.db.map_or(db, |least| least.min(db)));
+        // A NaN is to stay.
+        kind.db = if db.is_nan() { db } else { kind.db.min(db) };
         return;
     }
     let (found, reference) = (codes(found), codes(reference));
