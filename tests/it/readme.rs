@@ -11,12 +11,15 @@ fn blocks() -> Vec<(String, Vec<String>)> {
     let mut lines = readme.lines();
     while let Some(line) = lines.next() {
         if let Some(info) = line.strip_prefix("```sh") {
-            let commands = lines
-                .by_ref()
-                .take_while(|l| *l != "```")
-                .filter(|l| !l.trim().is_empty() && !l.starts_with('#'))
-                .map(str::to_owned)
-                .collect();
+            let mut commands: Vec<String> = Vec::new();
+            for line in lines.by_ref().take_while(|l| *l != "```") {
+                // A quoted text may go on on the next line.
+                match commands.last_mut().filter(|c| !c.matches('"').count().is_multiple_of(2)) {
+                    Some(open) => *open += &format!("\n{line}"),
+                    None if line.trim().is_empty() || line.starts_with('#') => {}
+                    None => commands.push(line.to_owned()),
+                }
+            }
             blocks.push((info.trim().to_owned(), commands));
         }
     }
