@@ -6,7 +6,7 @@ use crate::error::Exit;
 /// The tokenizer of the bundled checkpoint.
 fn tokenizer() -> Tokenizer {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/spark-tiny/tokenizer.json");
-    Tokenizer::from_json(&fs::read(path).unwrap(), 448).unwrap()
+    Tokenizer::from_json(&fs::read(path).unwrap(), 4096).unwrap()
 }
 
 fn template() -> ChatTemplate {

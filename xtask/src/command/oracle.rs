@@ -158,9 +158,11 @@ const FORMS: [Form; 15] = [
     form("w4a16", &["--group-size", "64", "--head", "bf16"], TINYGEMM, &["--head", "bf16"]),
 ];
 
-/// Groups of 128, which the bundled checkpoint takes.
-const FORMS_128: [Form; 3] = [
+/// Groups of 128, on checkpoints that take them.
+const FORMS_128: [Form; 5] = [
+    form("w8a8", &[], "check_w8a8.py", &["--head", "bf16"]),
     form("w4a8", &[], GPTQ, &[]),
+    form("w4a8", &["--asymmetric", "--head", "int8"], PACKED, &["--head", "int8"]),
     form("w4a8", &["--asymmetric"], PACKED, &[]),
     form("w4a16", &[], TINYGEMM, &[]),
 ];
@@ -181,19 +183,20 @@ pub(super) fn checkpoints(dir: &Path) -> Result<()> {
     let python = python(dir, "full")?;
     let binary = release_binary()?;
     let temp = tempfile::tempdir()?;
-    for source in sources(temp.path())? {
-        let more = if source.name == "spark-tiny" { FORMS_128.as_slice() } else { &[] };
-        for (i, form) in FORMS.iter().chain(more).enumerate() {
+    let sources = sources(temp.path())?;
+    for source in &sources {
+        let forms = if source.name == "square" { FORMS.as_slice() } else { &FORMS_128 };
+        for (i, form) in forms.iter().enumerate() {
             println!("{} {}: {} {:?}", form.checker, source.name, form.scheme, form.options);
             let artifact = temp.path().join(format!("{}-{i}", source.name));
-            make(&binary, &source, form.scheme, form.options, &artifact)?;
+            make(&binary, source, form.scheme, form.options, &artifact)?;
             let mut check = program(&python);
             check.arg(dir.join(form.checker)).arg("--source").arg(&source.dir);
             run(check.arg("--artifact").arg(&artifact).args(form.check_options))?;
             fs::remove_dir_all(&artifact)?;
         }
     }
-    consumer::tinygemm(&python, &binary, &sources(&temp.path().join("again"))?)
+    consumer::tinygemm(&python, &binary, &sources)
 }
 
 /// ONNX Runtime runs exports to the end of their context.
