@@ -52,23 +52,23 @@ fn bytes_that_are_not_utf8_are_told_with_their_offset() {
 #[test]
 fn a_line_of_a_jsonl_is_a_text_or_a_chat() {
     let lines = concat!(
-        "{\"text\": \"the first text\", \"id\": 7}\n",
+        "{\"text\": \"the first text of all, 1234567\", \"id\": 7}\n",
         "\n",
-        "{\"messages\": [{\"role\": \"user\", \"content\": \"hello there\"}]}\n",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"hello there, 1234567\"}]}\n",
     );
     let texts = read_one("a.jsonl", lines.as_bytes(), Some(&template())).unwrap();
     let tokenizer = tokenizer();
     assert_eq!(texts.len(), 2);
-    assert_eq!(texts[0].tokens, tokenizer.encode("the first text").unwrap());
-    assert_eq!(texts[1].tokens, tokenizer.encode_chat("user: hello there\n").unwrap());
+    assert_eq!(texts[0].tokens, tokenizer.encode("the first text of all, 1234567").unwrap());
+    assert_eq!(texts[1].tokens, tokenizer.encode_chat("user: hello there, 1234567\n").unwrap());
     assert!(texts[1].name.ends_with("a.jsonl:3"), "{}", texts[1].name);
 
-    refused("a.jsonl", b"{\"text\": \"the first text\"}\nnot json\n", &["a.jsonl:2", "JSON"]);
+    refused("a.jsonl", b"{\"text\": \"the first text of all, 1234567\"}\nnot json\n", &["a.jsonl:2", "JSON"]);
     for line in ["{}", "[]", "{\"text\": 1}", "{\"text\": \"a\", \"messages\": []}", "{\"messages\": \"a\"}"]
     {
         refused("a.jsonl", line.as_bytes(), &["a.jsonl:1", "either \"text\""]);
     }
-    let chat = b"{\"messages\": [{\"role\": \"user\", \"content\": \"hello there\"}]}";
+    let chat = b"{\"messages\": [{\"role\": \"user\", \"content\": \"hello there, 1234567\"}]}";
     let message = read_one("a.jsonl", chat, None).unwrap_err().to_string();
     assert!(message.contains("a.jsonl:1: a chat, and the checkpoint has no chat template"), "{message}");
 }
@@ -80,15 +80,17 @@ fn a_directory_is_read_in_order_of_name() {
     let encoder = TextEncoder { tokenizer: &tokenizer, template: None };
     let message = read(dir.path(), encoder).unwrap_err().to_string();
     assert!(message.contains(".txt, .md or .jsonl, found none"), "{message}");
-    for (name, text) in [("b.MD", "the text of b"), ("a.txt", "the text of a"), ("notes.rst", "not read")] {
+    for (name, text) in
+        [("b.MD", "the text of b, 1234567"), ("a.txt", "the text of a, 1234567"), ("notes.rst", "not read")]
+    {
         fs::write(dir.path().join(name), text).unwrap();
     }
     let texts = read(dir.path(), encoder).unwrap();
     let names: Vec<_> = texts.iter().map(|t| t.name.rsplit('/').next().unwrap()).collect();
     assert_eq!(names, ["a.txt", "b.MD"]);
-    assert_eq!(texts[1].tokens, tokenizer.encode("the text of b").unwrap());
+    assert_eq!(texts[1].tokens, tokenizer.encode("the text of b, 1234567").unwrap());
     // A byte order mark is no token.
-    fs::write(dir.path().join("a.txt"), "\u{feff}the text of a").unwrap();
+    fs::write(dir.path().join("a.txt"), "\u{feff}the text of a, 1234567").unwrap();
     assert_eq!(read(dir.path(), encoder).unwrap()[0].tokens, texts[0].tokens);
     let missing = read(&dir.path().join("none"), encoder).unwrap_err().to_string();
     assert!(missing.contains("no such file or directory"), "{missing}");
