@@ -155,14 +155,14 @@ fn every_graph_alone_costs_what_its_weights_cost() {
         let before = Sequence::of(&float, &reference);
         let result = reference.step(&float.embedding(token).unwrap()).unwrap();
         let embedded = float.embedding(token).unwrap();
-        for graph in 0..graphs {
+        for (graph, sums) in sums.iter_mut().enumerate().take(graphs) {
             let hidden = if graph == 0 { &embedded } else { &result.residual[graph - 1] };
             let truth = if graph + 1 == graphs { &result.logits } else { &result.residual[graph] };
-            sums[graph][0] += truth.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+            sums[0] += truth.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
             for (i, (export, runner)) in [&weights, &codes].into_iter().zip(&others).enumerate() {
                 let found = before.run(export, runner, graph, hidden);
                 let noise = truth.iter().zip(&found).map(|(r, y)| (f64::from(*r) - f64::from(*y)).powi(2));
-                sums[graph][1 + i] += noise.sum::<f64>();
+                sums[1 + i] += noise.sum::<f64>();
             }
         }
     }
