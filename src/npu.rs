@@ -2,7 +2,7 @@
 //!
 //! A [`LogicalGraph`] says what is computed, by the names and shapes of the contract ([`manifest`] is
 //! what a runtime reads of it). [`encode`] gives every tensor an encoding from calibrated ranges,
-//! [`lower`] makes ONNX nodes of the two, and [`write`] streams the weights of a checkpoint beside them.
+//! [`lower`] makes ONNX nodes of the two, and [`mod@write`] streams the weights of a checkpoint beside them.
 //! What a graph consists of does not depend on a calibration, so a plan can be told without one.
 //!
 //! Consumers: Qualcomm QNN (QAIRT converter, AI Hub, ONNX Runtime's QNN execution provider) for the

@@ -31,7 +31,7 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// From the scores: a blocked score must come out at or below [`MARGIN`] under the lowest there is,
+    /// From the scores: a blocked score must come out at or below `MARGIN` under the lowest there is,
     /// and no further, since the mask shares a range with the scores. Without ranges the mask is a float.
     pub fn new(config: &SparkConfig, ranges: Option<&Ranges>) -> Self {
         let of = |kind: LayerType| {

@@ -35,7 +35,7 @@ pub fn query_scale(config: &SparkConfig) -> f32 {
 }
 
 /// The graphs of an export, in the order they are run. The options fit the configuration (see
-/// [`super::check`]).
+/// `npu::check`).
 pub fn graphs(config: &SparkConfig, options: &Options) -> Vec<LogicalGraph> {
     let layers = config.num_hidden_layers();
     let specs = &tensor_specs(config);

@@ -10,7 +10,7 @@
 //! bf16 before anything is judged or encoded with them, since that is what a consumer multiplies by.
 //! A scale is never zero, subnormal or infinite: consumers flush subnormals, and divide.
 //!
-//! The searches evaluate [`LANES`] grids at a time, one a lane: every weight is broadcast, so there is
+//! The searches evaluate `LANES` grids at a time, one a lane: every weight is broadcast, so there is
 //! no horizontal sum and no remainder, and the cost per weight does not depend on the group's length.
 
 pub mod affine;
