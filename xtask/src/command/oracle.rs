@@ -50,8 +50,11 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
                 interpreter(&dir)?;
                 exports(&dir)?;
             }
-            Set::Full => checkpoints(&dir)?,
-            Set::Reference => forward(&dir)?,
+            Set::Full => {
+                checkpoints(&dir)?;
+                tinygemm(&dir)?;
+            }
+            Set::Reference => forward(&dir, true)?,
             Set::Vllm => {
                 let temp = tempfile::tempdir()?;
                 consumer::vllm(&dir, &python(&dir, "vllm")?, &release_binary()?, &sources(temp.path())?)?;
@@ -196,7 +199,13 @@ pub(super) fn checkpoints(dir: &Path) -> Result<()> {
             fs::remove_dir_all(&artifact)?;
         }
     }
-    consumer::tinygemm(&python, &binary, &sources)
+    Ok(())
+}
+
+/// The project's own loader of w4a16 artifacts on PyTorch's kernel.
+fn tinygemm(dir: &Path) -> Result<()> {
+    let temp = tempfile::tempdir()?;
+    consumer::tinygemm(&python(dir, "full")?, &release_binary()?, &sources(temp.path())?)
 }
 
 /// ONNX Runtime runs exports to the end of their context.
@@ -204,7 +213,7 @@ pub(super) fn exports(dir: &Path) -> Result<()> {
     export::check(dir, &python(dir, "light")?, &release_binary()?)
 }
 
-/// The forward pass against PyTorch.
-pub(super) fn forward(dir: &Path) -> Result<()> {
-    reference::check(dir, &python(dir, "full")?)
+/// The forward pass against PyTorch, on the bundled checkpoint as well if asked for.
+pub(super) fn forward(dir: &Path, bundled: bool) -> Result<()> {
+    reference::check(dir, &python(dir, "full")?, bundled)
 }
