@@ -285,3 +285,37 @@ fn what_never_varies_is_reported_and_has_a_positive_scale() {
         assert!(tensor["encoding"]["scale"].as_f64().unwrap() > 0.0, "{tensor}");
     }
 }
+
+/// Known failure 18: what is kept of a text is its ranges. Ten times the text takes no more memory than
+/// its tokens, and no table is as long as `max_position_embeddings`.
+#[cfg(target_os = "linux")]
+#[test]
+fn kf18_memory_does_not_grow_with_the_text() {
+    let model = Model::new(FixtureSpec::tiny().sizes(|g| g.max_positions = 1 << 20));
+    let lines = |count: usize| -> String {
+        (0..count).map(|i| format!("{{\"text\": \"{i}: {}\"}}\n", TEXT.trim())).collect()
+    };
+    let peak = |name: &str, count: usize| -> u64 {
+        fs::write(model.root.path().join(name), lines(count)).unwrap();
+        let mut child = crate::runs::command(model.root.path())
+            .args(["export-npu", model.dir.to_str().unwrap(), "--context", "24", "--out", "out", "--force"])
+            .args(["--threads", "1", "--quiet", "--progress", "none", "--calib", name])
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let status = format!("/proc/{}/status", child.id());
+        let mut peak = 0;
+        while child.try_wait().unwrap().is_none() {
+            // What is held besides mapped files.
+            let text = fs::read_to_string(&status).unwrap_or_default();
+            let line = text.lines().find_map(|l| l.strip_prefix("RssAnon:"));
+            let kilobytes = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+            peak = peak.max(kilobytes.unwrap_or(0));
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        assert!(child.wait().unwrap().success());
+        peak
+    };
+    let (some, more) = (peak("some.jsonl", 100), peak("more.jsonl", 1000));
+    assert!(more < some + 4096, "{some} KiB with 100 texts, {more} KiB with 1000");
+}
