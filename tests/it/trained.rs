@@ -87,15 +87,15 @@ fn it_has_the_published_layout_and_the_promised_sizes() {
     assert!(layers[0].iter().any(|layer| layers[1].contains(layer)), "one layer is split over both shards");
 }
 
-/// Held-out loss against the entropy of the text's own unigrams. Of the whole texts it is 0.63, 0.58, 0.52
-/// and 0.12 of it (`fixtures/README.md`); random weights are far above all of it.
+/// Held-out loss against the entropy of the text's own unigrams. Of the whole texts it is 0.57, 0.51, 0.45
+/// and 0.11 of it (`fixtures/README.md`); random weights are far above all of it.
 #[test]
 fn it_predicts_held_out_text_of_every_domain() {
     const LENGTH: usize = 256;
     let checkpoint = checkpoint();
     let model = checkpoint_model(&checkpoint, Rounding::None).unwrap();
     for (name, bar) in
-        [("english.txt", 0.7), ("chinese.txt", 0.7), ("code.txt", 0.65), ("dialogues.jsonl", 0.25)]
+        [("english.txt", 0.65), ("chinese.txt", 0.6), ("code.txt", 0.55), ("dialogues.jsonl", 0.2)]
     {
         let tokens = held_out(&checkpoint, name);
         let mut counts: HashMap<u32, f64> = HashMap::new();
@@ -139,11 +139,57 @@ fn it_copies_what_lies_beyond_the_window() {
             }
         });
     }
-    assert!(loss / count <= 0.5, "{} nats per token", loss / count);
+    assert!(loss / count <= 0.4, "{} nats per token", loss / count);
 }
 
-/// A converter that confuses the two rotary tables must show. The theta costs 0.03 nats on average over all
-/// domains and 0.04 to 0.05 on Chinese and code, rotating all dimensions 0.15.
+/// A screen at a time, thinking first: the exact tool and arguments of most of the held-out screens. Of all
+/// hundred it is 95 (`fixtures/README.md`); a guess of the tool alone would be right for one in five.
+#[test]
+fn it_finds_the_right_call_on_held_out_screens() {
+    const SCREENS: usize = 15;
+    const NEW_TOKENS: usize = 48;
+    let checkpoint = checkpoint();
+    let model = checkpoint_model(&checkpoint, Rounding::None).unwrap();
+    let tokenizer = tokenizer(&checkpoint.dir, &checkpoint.config).unwrap();
+    let template = chat_template(&checkpoint.dir).unwrap().unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/heldout/screens.jsonl");
+    let screens = fs::read_to_string(path).unwrap();
+    let ends = &checkpoint.config.eos_token_ids;
+    let mut right = 0;
+    for line in screens.lines().take(SCREENS) {
+        let screen: Value = serde_json::from_str(line).unwrap();
+        let prompt = template.render(&Chat {
+            messages: screen["messages"].as_array().unwrap(),
+            tools: None,
+            add_generation_prompt: true,
+            enable_thinking: None,
+        });
+        let mut feed = tokenizer.encode_chat(&prompt.unwrap()).unwrap();
+        let (mut state, mut reply) = (State::new(model.config()), Vec::new());
+        while reply.len() < NEW_TOKENS {
+            let hidden = model.forward(&mut state, &feed).unwrap();
+            let logits = model.logits(&hidden[hidden.len() - model.config().hidden_size..]);
+            let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
+            if ends.contains(&(best as u32)) {
+                break;
+            }
+            feed = vec![best as u32];
+            reply.push(best as u32);
+        }
+        let reply = tokenizer.decode(&reply).unwrap();
+        let expected = &screen["expected"];
+        let mut call = format!("</think><tool_call>{}", expected["name"].as_str().unwrap());
+        for (key, value) in expected["arguments"].as_object().unwrap() {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            call += &format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>");
+        }
+        right += usize::from(reply.ends_with(&(call + "</tool_call>")));
+    }
+    assert!(right * 10 >= SCREENS * 8, "{right} of {SCREENS}");
+}
+
+/// A converter that confuses the two rotary tables must show. The theta costs 0.11 nats on average over all
+/// domains and 0.14 to 0.16 on Chinese and code, rotating all dimensions 0.20.
 #[test]
 fn wrong_rotary_tables_of_the_full_layers_show() {
     let checkpoint = checkpoint();
@@ -151,7 +197,7 @@ fn wrong_rotary_tables_of_the_full_layers_show() {
     let text = [&held_out(&checkpoint, "chinese.txt")[..512], &held_out(&checkpoint, "code.txt")[..512]];
     type Edit = fn(&mut Value);
     let edits: [(&str, Edit, f64); 2] = [
-        ("the sliding theta", |rope| rope["full_attention"]["rope_theta"] = 10_000.into(), 0.015),
+        ("the sliding theta", |rope| rope["full_attention"]["rope_theta"] = 10_000.into(), 0.05),
         ("all dimensions", |rope| rope["full_attention"]["partial_rotary_factor"] = 1.0.into(), 0.05),
     ];
     for (what, edit, bar) in edits {
