@@ -3,6 +3,7 @@
 
 mod hash;
 mod manifest;
+mod scratch;
 mod shard_writer;
 mod staging;
 
@@ -12,5 +13,6 @@ pub use manifest::{
     FileRecord, Manifest, ManifestError, ManifestSizes, Source, TensorAction, TensorRecord, Tool,
 };
 pub(crate) use manifest::{MANIFEST_VERSION, rounded};
+pub use scratch::Scratch;
 pub use shard_writer::{ShardWriter, WrittenShard};
 pub use staging::{Staging, check_space, refuse_overlap};

@@ -117,6 +117,17 @@ pub enum MethodArg {
     Search,
 }
 
+/// How scales and codes are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum QuantizeMethodArg {
+    /// Round to nearest on the full range of each row or group
+    Rtn,
+    /// Search each row or group for the range with the least squared error
+    Search,
+    /// Search for the inputs that calibration texts give, and let codes make up for each other's errors
+    Gptq,
+}
+
 /// Form of the output head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HeadArg {
@@ -166,6 +177,7 @@ pub enum LayoutArg {
     spark-convert quantize --scheme w4a8\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --asymmetric --group-size 64 --head int8\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a16 --out out/spark-w4a16\n  \
+    spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --method gptq --calib texts/\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w8a8 --dry-run --json")]
 pub struct QuantizeArgs {
     /// Checkpoint: a directory, its config.json, or a hub-cache snapshot
@@ -175,8 +187,15 @@ pub struct QuantizeArgs {
     #[arg(long, value_enum)]
     pub scheme: SchemeArg,
     /// How scales are chosen
-    #[arg(long, value_enum, default_value_t = MethodArg::Search)]
-    pub method: MethodArg,
+    #[arg(long, value_enum, default_value_t = QuantizeMethodArg::Search)]
+    pub method: QuantizeMethodArg,
+    /// Texts that show the inputs of each matrix (gptq): a .txt, .md or .jsonl file, or a directory of
+    /// them [default: the bundled texts]
+    #[arg(long, value_name = "DIR|FILE")]
+    pub calib: Option<PathBuf>,
+    /// Take at most so many tokens, of texts spread evenly over the list (gptq) [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub calib_tokens: Option<u32>,
     /// What becomes of the output head [default: bf16 with w8a8, 4bit with w4a8 and w4a16]
     #[arg(long, value_enum)]
     pub head: Option<HeadArg>,

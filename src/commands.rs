@@ -1,5 +1,6 @@
 //! The verbs: from arguments to a result on stdout.
 
+mod calibration;
 mod export_npu;
 mod generate;
 mod inspect;

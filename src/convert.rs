@@ -21,12 +21,14 @@ use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, PlannedShard, Step};
 use crate::progress::Progress;
 use crate::quant::ErrorSums;
+use crate::solve::Solution;
 use crate::tensor::{NonFinite, TensorView};
 
 /// Source bytes of a block. Large enough to share among threads, small enough to stay in their caches.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// Writes the artifact of `plan` into `staging`, the manifest last, and returns the manifest.
+/// Writes the artifact of `plan` into `staging`, the manifest last, and returns the manifest. With a
+/// `solution`, codes are those of it.
 ///
 /// # Errors
 /// A weight that is NaN or infinite, a source that changed meanwhile, a failed write, an interrupt.
@@ -34,10 +36,12 @@ pub fn convert(
     checkpoint: &Checkpoint,
     format: &dyn Format,
     plan: &Plan,
+    solution: Option<&Solution>,
     staging: &Staging,
     progress: &dyn Progress,
     interrupt: &Interrupt,
 ) -> Result<Manifest> {
+    let writing = Writing { checkpoint, format, solution, staging, progress, interrupt };
     let mut source_files = BTreeMap::new();
     let mut files = BTreeMap::new();
     let mut tensors = Vec::new();
@@ -45,9 +49,8 @@ pub fn convert(
     for shard in &checkpoint.files.shards {
         let mut source_hash = SourceHash::new(shard);
         if let Some(planned) = plan.shards.iter().find(|p| p.file_name == shard.file_name) {
-            let (written, snrs) =
-                write_shard(checkpoint, format, planned, staging, &mut source_hash, progress, interrupt)?;
-            tensors.extend(records(format, planned, &written, &snrs));
+            let (written, snrs) = writing.shard(planned, &mut source_hash)?;
+            tensors.extend(records(format, planned, &written, &snrs, solution));
             files.insert(
                 planned.file_name.clone(),
                 FileRecord { bytes: written.bytes, sha256: written.sha256 },
@@ -83,8 +86,11 @@ pub fn convert(
         options: format.options(),
         source: Source { files: source_files },
         sizes: plan.sizes.into(),
-        calibration_sha256: None,
-        notes: notes(checkpoint, plan),
+        calibration_sha256: solution.map(|s| s.tokens_sha256.clone()),
+        notes: notes(checkpoint, plan)
+            .into_iter()
+            .chain(solution.into_iter().flat_map(Solution::notes))
+            .collect(),
         files,
         tensors,
     };
@@ -147,63 +153,74 @@ fn index(plan: &Plan) -> Vec<u8> {
     json_bytes(&json)
 }
 
-/// Writes one shard; returns it with the error sums of its steps.
-fn write_shard(
-    checkpoint: &Checkpoint,
-    format: &dyn Format,
-    planned: &PlannedShard,
-    staging: &Staging,
-    source_hash: &mut SourceHash<'_>,
-    progress: &dyn Progress,
-    interrupt: &Interrupt,
-) -> Result<(WrittenShard, Vec<ErrorSums>)> {
-    let outputs: Vec<_> = planned.steps.iter().flat_map(|s| s.outputs.iter().cloned()).collect();
-    let file = staging.create(&planned.file_name)?;
-    let mut pipe = Pipe {
-        writer: ShardWriter::start(staging.path(&planned.file_name), file, &outputs)?,
-        source_hash,
-        waiting: Vec::new(),
-    };
-    let mut sums = Vec::with_capacity(planned.steps.len());
-    for step in &planned.steps {
-        let source = checkpoint.tensor(&step.source);
-        let refused = |bad: NonFinite| refuse_non_finite(&planned.file_name, source, bad);
-        let codec = format.codec(step.module).filter(|_| step.action == Action::Quantize);
-        let multiple = codec.map_or(1, |codec| codec.row_multiple());
-        let rows_per_block = (BLOCK_BYTES / source.row_bytes().max(1) / multiple * multiple).max(multiple);
-        let Range { start, end } = step.rows;
-        let blocks =
-            (start..end).step_by(rows_per_block).map(|block| block..(block + rows_per_block).min(end));
-        let mut total = ErrorSums::default();
-        match codec {
-            None => {
-                for rows in blocks {
-                    interrupt.check()?;
-                    let bytes = source.row_range(rows.clone());
-                    let bad = pipe.step(bytes.len(), |block| {
-                        block.extend_from_slice(bytes);
-                        find_non_finite(source, rows)
-                    })?;
-                    bad.map_or(Ok(()), |bad| Err(refused(bad)))?;
-                    progress.advance(bytes.len() as u64, &step.source);
+/// What writing a shard needs.
+struct Writing<'a> {
+    checkpoint: &'a Checkpoint,
+    format: &'a dyn Format,
+    solution: Option<&'a Solution>,
+    staging: &'a Staging,
+    progress: &'a dyn Progress,
+    interrupt: &'a Interrupt,
+}
+
+impl Writing<'_> {
+    /// Writes one shard; returns it with the error sums of its steps.
+    fn shard(
+        &self,
+        planned: &PlannedShard,
+        source_hash: &mut SourceHash<'_>,
+    ) -> Result<(WrittenShard, Vec<ErrorSums>)> {
+        let Self { checkpoint, format, solution, staging, progress, interrupt } = *self;
+        let outputs: Vec<_> = planned.steps.iter().flat_map(|s| s.outputs.iter().cloned()).collect();
+        let file = staging.create(&planned.file_name)?;
+        let mut pipe = Pipe {
+            writer: ShardWriter::start(staging.path(&planned.file_name), file, &outputs)?,
+            source_hash,
+            waiting: Vec::new(),
+        };
+        let mut sums = Vec::with_capacity(planned.steps.len());
+        for step in &planned.steps {
+            let source = checkpoint.tensor(&step.source);
+            let refused = |bad: NonFinite| refuse_non_finite(&planned.file_name, source, bad);
+            let codec = format.codec(step.module).filter(|_| step.action == Action::Quantize);
+            let multiple = codec.map_or(1, |codec| codec.row_multiple());
+            let rows_per_block =
+                (BLOCK_BYTES / source.row_bytes().max(1) / multiple * multiple).max(multiple);
+            let Range { start, end } = step.rows;
+            let blocks =
+                (start..end).step_by(rows_per_block).map(|block| block..(block + rows_per_block).min(end));
+            let mut total = ErrorSums::default();
+            match codec {
+                None => {
+                    for rows in blocks {
+                        interrupt.check()?;
+                        let bytes = source.row_range(rows.clone());
+                        let bad = pipe.step(bytes.len(), |block| {
+                            block.extend_from_slice(bytes);
+                            find_non_finite(source, rows)
+                        })?;
+                        bad.map_or(Ok(()), |bad| Err(refused(bad)))?;
+                        progress.advance(bytes.len() as u64, &step.source);
+                    }
+                }
+                Some(codec) => {
+                    let solved = solution.and_then(|solution| solution.module(step.module_name()));
+                    let mut encoder = codec.encoder(source, step.rows.clone(), solved);
+                    for rows in blocks {
+                        interrupt.check()?;
+                        let bytes = source.row_range(rows.clone()).len();
+                        total += pipe.step(bytes, |block| encoder.encode(rows, block))?.map_err(refused)?;
+                        progress.advance(bytes as u64, &step.source);
+                    }
+                    while pipe.step(0, |block| encoder.finish(block))? {
+                        interrupt.check()?;
+                    }
                 }
             }
-            Some(codec) => {
-                let mut encoder = codec.encoder(source, step.rows.clone());
-                for rows in blocks {
-                    interrupt.check()?;
-                    let bytes = source.row_range(rows.clone()).len();
-                    total += pipe.step(bytes, |block| encoder.encode(rows, block))?.map_err(refused)?;
-                    progress.advance(bytes as u64, &step.source);
-                }
-                while pipe.step(0, |block| encoder.finish(block))? {
-                    interrupt.check()?;
-                }
-            }
+            sums.push(total);
         }
-        sums.push(total);
+        Ok((pipe.finish()?, sums))
     }
-    Ok((pipe.finish()?, sums))
 }
 
 /// Two stages of one block each: what is encoded now, and what was encoded before and is being
@@ -299,10 +316,13 @@ fn records(
     planned: &PlannedShard,
     written: &WrittenShard,
     sums: &[ErrorSums],
+    solution: Option<&Solution>,
 ) -> Vec<TensorRecord> {
     let mut hashes = written.tensors.iter();
     let mut records = Vec::new();
-    for (Step { source, action, module, outputs, .. }, sums) in planned.steps.iter().zip(sums) {
+    for (step, sums) in planned.steps.iter().zip(sums) {
+        let Step { source, action, module, outputs, .. } = step;
+        let solved = solution.and_then(|solution| solution.modules.get(step.module_name()));
         let codec = format.codec(*module).filter(|_| *action == Action::Quantize);
         for (i, output) in outputs.iter().enumerate() {
             records.push(TensorRecord {
@@ -315,6 +335,7 @@ fn records(
                 bytes: output.len_bytes(),
                 sha256: hashes.next().cloned().unwrap_or_default(),
                 snr_db: sums.snr_db().filter(|_| codec.is_some() && i == 0).map(rounded),
+                output_snr_db: solved.and_then(|s| s.output_snr_db).filter(|_| codec.is_some() && i == 0),
             });
         }
     }

@@ -9,6 +9,7 @@ mod int4;
 mod int8;
 mod packed;
 mod read;
+mod solved;
 mod w4a16;
 mod w4a8;
 mod w8a8;
@@ -19,13 +20,14 @@ use serde_json::{Map, Value};
 
 pub use int4::{Int4, Signs};
 pub use int8::{Activations, Int8, Int8Matrix};
-pub use packed::Packed;
+pub use packed::{Packed, Tolerance};
+pub use solved::{Inputs, SolvedRows};
 pub use w4a8::{Packing, QkvTensors, W4a8};
 pub use w4a16::{Layout, W4a16};
 pub use w8a8::W8a8;
 
 use crate::checkpoint::TensorFiles;
-use crate::quant::ErrorSums;
+use crate::quant::{ErrorSums, Method};
 use crate::spark::{Module, SparkConfig, tensor_specs};
 use crate::tensor::{Dtype, NonFinite, TensorView, element_bytes};
 
@@ -133,6 +135,9 @@ pub trait Format: Send + Sync {
     /// The bars that `verify` holds an artifact to when none are given.
     fn default_gates(&self) -> Gates;
 
+    /// How codes and grids are chosen.
+    fn method(&self) -> Method;
+
     /// Whether the head is stored as a module of its own.
     fn unties_head(&self) -> bool {
         self.codec(Module::LmHead).is_some()
@@ -158,8 +163,20 @@ pub trait Codec: Send + Sync {
     /// The tensors that stand for a module of `[out, in]` weights, in file order.
     fn outputs(&self, module: &str, shape: [usize; 2]) -> Vec<OutputTensor>;
 
-    /// Starts to encode some rows of a source tensor as a module.
-    fn encoder<'a>(&'a self, source: TensorView<'a>, rows: Range<usize>) -> Box<dyn Encoder + 'a>;
+    /// Starts to encode some rows of a source tensor as a module. With `solved`, what
+    /// [`Codec::solve`] made of all these rows, in place of codes of its own choice.
+    fn encoder<'a>(
+        &'a self,
+        source: TensorView<'a>,
+        rows: Range<usize>,
+        solved: Option<&'a [u8]>,
+    ) -> Box<dyn Encoder + 'a>;
+
+    /// Chooses grids and codes of rows of weights `[n, in]` for the inputs that `solver` has seen.
+    fn solve(&self, weights: &[f32], inputs: &Inputs) -> SolvedRows;
+
+    /// Bytes of a row of [`SolvedRows::bytes`].
+    fn solved_row_bytes(&self, in_features: usize) -> usize;
 
     /// Anonymous bytes that an encoder of this shape holds beyond a block of rows.
     fn encoder_bytes(&self, shape: [usize; 2]) -> u64;

@@ -27,6 +27,7 @@ pub mod quant;
 pub mod runtime;
 pub mod scenario;
 mod simd;
+pub mod solve;
 pub mod spark;
 pub mod tensor;
 pub mod tokenize;

@@ -27,7 +27,7 @@ mod rounding;
 
 pub use cache::State;
 pub use embedding::{Embedding, FloatEmbedding, PackedEmbedding};
-pub use forward::{Edge, LayerEdge, argmax};
+pub use forward::{Edge, LayerEdge, LayerState, argmax};
 pub use linear::{
     FloatLinear, Int4FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear, StackedLinear,
     multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear, packed_linear_on_floats, split_rows,

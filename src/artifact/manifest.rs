@@ -76,6 +76,10 @@ pub struct TensorRecord {
     /// Weight SNR of the module, on its first tensor; null where nothing was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snr_db: Option<f64>,
+    /// SNR of the module's outputs on the calibration inputs, on its first tensor, where codes were
+    /// chosen for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_snr_db: Option<f64>,
 }
 
 /// [`Action`] as the manifest spells it.

@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::quantize::{occupied, refuse_precious, same_side_file};
-use super::{model_arg, on_threads, print, print_json, table};
+use super::{calibration, model_arg, on_threads, print, print_json, table};
 use crate::artifact::{Manifest, Staging, Tool, check_space, hash_file, refuse_overlap};
-use crate::calibrate::{self, Coverage, Sequences, Site, TextEncoder, calibrate};
+use crate::calibrate::{Coverage, Sequences, Site, calibrate};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::{ExportNpuArgs, FullCacheArg, MethodArg, PrecisionArg, SlidingCacheArg, SplitArg};
 use crate::error::{Exit, Failure, Result};
@@ -19,7 +19,7 @@ use crate::npu::options::{CacheKind, Options, Precision, Split};
 use crate::npu::package::{Calibration, calibration_json, notes, side_files, sizes, write_artifact};
 use crate::npu::write::{Writer, peak_bytes};
 use crate::npu::{Export, samples, table_range};
-use crate::opened::{chat_template, checkpoint_model, tokenizer};
+use crate::opened::checkpoint_model;
 use crate::quant::Method;
 use crate::runtime::Rounding;
 use crate::spark::{LayerType, Module, SparkConfig};
@@ -72,7 +72,12 @@ fn request(args: &ExportNpuArgs) -> Result<Request> {
     let options = options(args, &checkpoint.config)?;
     let export = Export::plan(&checkpoint.config, options)?;
     let sequences = match options.is_calibrated() {
-        true => Some(sequences(args, &checkpoint, options.context)?),
+        true => Some(calibration::sequences(
+            args.calib.as_deref(),
+            args.calib_tokens,
+            &checkpoint,
+            options.context,
+        )?),
         false => None,
     };
     let default_name =
@@ -149,22 +154,6 @@ fn options(args: &ExportNpuArgs, config: &SparkConfig) -> Result<Options> {
         },
         samples: args.dump_calib,
     })
-}
-
-/// The texts as tokens, cut to the context.
-fn sequences(args: &ExportNpuArgs, checkpoint: &Checkpoint, context: usize) -> Result<Sequences> {
-    let config = &checkpoint.config;
-    let tokenizer = tokenizer(&checkpoint.dir, config)?;
-    let template = chat_template(&checkpoint.dir)?;
-    let encoder = TextEncoder { tokenizer: &tokenizer, template: template.as_ref() };
-    let (texts, notes) = match &args.calib {
-        Some(path) => (calibrate::read(path, encoder)?, Vec::new()),
-        None => calibrate::bundled(encoder)?,
-    };
-    let limit = args.calib_tokens.map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    let mut sequences = Sequences::new(&texts, config, context, limit)?;
-    sequences.notes.splice(0..0, notes);
-    Ok(sequences)
 }
 
 /// What a run ends with.

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{model_arg, on_threads, print, print_json, scheme, table};
+use super::{calibration, model_arg, on_threads, print, print_json, scheme, table};
 use crate::artifact::{Manifest, Staging, check_space, refuse_overlap};
+use crate::calibrate::Sequences;
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::QuantizeArgs;
 use crate::convert::{convert, notes, peak_memory_bytes};
@@ -14,6 +15,8 @@ use crate::error::{Exit, Failure, Result};
 use crate::formats::Format;
 use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, Step};
+use crate::quant::Method;
+use crate::solve::{self, Solution};
 use crate::{progress, verify};
 
 /// What was asked for, worked out: everything that a run needs to know.
@@ -21,9 +24,34 @@ struct Request {
     checkpoint: Checkpoint,
     format: Box<dyn Format>,
     plan: Plan,
+    /// What to calibrate with, where the method does.
+    sequences: Option<Sequences>,
     out: PathBuf,
     force: bool,
 }
+
+impl Request {
+    /// What the user should know before anything is run.
+    fn notes(&self) -> Vec<String> {
+        let calibration = self.sequences.iter().flat_map(|s| s.notes.iter().cloned());
+        notes(&self.checkpoint, &self.plan).into_iter().chain(calibration).collect()
+    }
+
+    /// Anonymous memory at most.
+    fn peak_memory_bytes(&self, threads: usize) -> u64 {
+        let converting = peak_memory_bytes(&self.plan, &self.checkpoint, self.format.as_ref(), threads);
+        converting.max(self.sequences.as_ref().map_or(0, |_| solve::peak_bytes(&self.checkpoint.config)))
+    }
+
+    /// Bytes that the run takes on disk, the work in progress included.
+    fn disk_bytes(&self) -> u64 {
+        let scratch = |s| solve::scratch_bytes(&self.plan, &self.checkpoint.config, s);
+        self.plan.sizes.tensor_bytes + self.sequences.as_ref().map_or(0, scratch)
+    }
+}
+
+/// Tokens of a calibration sequence at most: positions beyond it look like those before.
+const CALIBRATION_CONTEXT: usize = 2048;
 
 /// What is printed in the end.
 #[derive(Serialize)]
@@ -48,14 +76,12 @@ struct SnrSummary {
 
 pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
     let request = request(args)?;
-    for note in notes(&request.checkpoint, &request.plan) {
+    for note in request.notes() {
         tracing::info!("{note}");
     }
     if args.dry_run {
         let threads = args.run.threads.threads.map_or_else(rayon::current_num_threads, usize::from);
-        let Request { checkpoint, format, plan, .. } = &request;
-        let peak = peak_memory_bytes(plan, checkpoint, format.as_ref(), threads);
-        print_plan(&request, args.json, peak)?;
+        print_plan(&request, args.json, request.peak_memory_bytes(threads))?;
         return Ok(Exit::Done);
     }
     let interrupt = Interrupt::install()?;
@@ -79,7 +105,14 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     // A trailing slash or "/." would hide the name that the staging directory is made from.
     let out: PathBuf = out.components().collect();
     refuse_overlap(&out, checkpoint.dir.path())?;
-    Ok(Request { checkpoint, format, plan, out, force: args.force })
+    let sequences = match format.method() {
+        Method::Gptq => {
+            let context = CALIBRATION_CONTEXT.min(checkpoint.config.max_position_embeddings);
+            Some(calibration::sequences(args.calib.as_deref(), args.calib_tokens, &checkpoint, context)?)
+        }
+        Method::RoundToNearest | Method::Search => None,
+    };
+    Ok(Request { checkpoint, format, plan, sequences, out, force: args.force })
 }
 
 /// Makes the artifact, unless it is there already.
@@ -88,7 +121,7 @@ fn produce(
     style: progress::Style,
     interrupt: &Interrupt,
 ) -> Result<(Manifest, &'static str)> {
-    let Request { checkpoint, format, plan, out, force } = request;
+    let Request { checkpoint, format, plan, sequences, out, force } = request;
     let occupied = occupied(out)?;
     if occupied && !force {
         return match up_to_date(request)? {
@@ -102,13 +135,34 @@ fn produce(
     if occupied {
         refuse_precious(out)?;
     }
-    check_space(out, plan.sizes.tensor_bytes)?;
+    check_space(out, request.disk_bytes())?;
     let staging = Staging::begin(out)?;
+    let solution = match sequences {
+        None => None,
+        Some(sequences) => {
+            let work = solve::work(&checkpoint.config, sequences);
+            let progress = progress::new_in_tokens(style, "calibrate", work);
+            let solution = solve::solve(
+                checkpoint,
+                format.as_ref(),
+                plan,
+                sequences,
+                out,
+                progress.as_ref(),
+                interrupt,
+            )?;
+            progress.finish();
+            Some(solution)
+        }
+    };
     let progress = progress::new(style, "quantize", work(plan, checkpoint));
-    let manifest = convert(checkpoint, format.as_ref(), plan, &staging, progress.as_ref(), interrupt)?;
+    let solved = solution.as_ref();
+    let manifest =
+        convert(checkpoint, format.as_ref(), plan, solved, &staging, progress.as_ref(), interrupt)?;
     progress.finish();
     interrupt.check()?;
     staging.publish(*force)?;
+    solution.map_or(Ok(()), Solution::remove)?;
     Ok((manifest, "written"))
 }
 
@@ -161,6 +215,9 @@ fn up_to_date(request: &Request) -> Result<Result<Manifest, String>> {
     if manifest.scheme != format.scheme() || manifest.options != format.options() {
         let options = serde_json::Value::Object(manifest.options);
         return Ok(Err(format!("it is {} with {options}", manifest.scheme)));
+    }
+    if manifest.calibration_sha256 != request.sequences.as_ref().map(Sequences::sha256) {
+        return Ok(Err("it was calibrated with other texts".to_owned()));
     }
     if manifest.sizes != plan.sizes.into()
         || verify::check_source(checkpoint, &manifest.source.files).is_err()

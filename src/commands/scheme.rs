@@ -1,6 +1,6 @@
 //! What the scheme and its options mean: a format, or a word on what has no effect.
 
-use crate::cli::{HeadArg, LayoutArg, MethodArg, PackingArg, QkvArg, QuantizeArgs, SchemeArg};
+use crate::cli::{HeadArg, LayoutArg, PackingArg, QkvArg, QuantizeArgs, QuantizeMethodArg, SchemeArg};
 use crate::error::{Failure, Result};
 use crate::formats::{Format, Head, Layout, QkvTensors, Signs, W4a8, W4a16, W8a8};
 use crate::quant::Method;
@@ -11,9 +11,14 @@ use crate::quant::Method;
 /// An option that would have no effect, or options that contradict each other.
 pub(super) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
     let method = match args.method {
-        MethodArg::Rtn => Method::RoundToNearest,
-        MethodArg::Search => Method::Search,
+        QuantizeMethodArg::Rtn => Method::RoundToNearest,
+        QuantizeMethodArg::Search => Method::Search,
+        QuantizeMethodArg::Gptq => Method::Gptq,
     };
+    if method != Method::Gptq {
+        refuse(args.calib.is_some(), "--calib: goes with --method gptq")?;
+        refuse(args.calib_tokens.is_some(), "--calib-tokens: goes with --method gptq")?;
+    }
     Ok(match args.scheme {
         SchemeArg::W8a8 => Box::new(w8a8(args, method)?),
         SchemeArg::W4a8 => Box::new(w4a8(args, method)?),
@@ -80,6 +85,11 @@ fn w4a16(args: &QuantizeArgs, method: Method) -> Result<W4a16> {
     if args.quantize_embedding {
         refuse(layout != Layout::RowMajor, "--quantize-embedding: goes with --layout row-major only")?;
         refuse(args.head.is_some(), "--head: with --quantize-embedding the head is the embedding")?;
+        refuse(
+            method == Method::Gptq,
+            "--method gptq: with --quantize-embedding the head's matrix is looked up, too, and no inputs say \
+             how to round that",
+        )?;
         return Ok(W4a16::with_quantized_embedding(method, group_size));
     }
     let head = head(args);

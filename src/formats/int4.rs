@@ -13,13 +13,15 @@
 //! Scales are bf16 because vLLM keeps them in the model's dtype: a wider scale would be rounded when
 //! it is loaded, and every weight of its group would move. Codes are chosen against what is stored.
 
+mod solve;
+
 use std::ops::Range;
 
 use half::bf16;
 use rayon::prelude::*;
 
 use super::read::Reader;
-use super::{Codec, Encoder, Fit, OutputTensor, Packed, Problem};
+use super::{Codec, Encoder, Fit, Inputs, OutputTensor, Packed, Problem, SolvedRows};
 use crate::checkpoint::TensorFiles;
 use crate::pack::{self, CodeLayout, GroupGrids, Int4Matrix, PackedCodes};
 use crate::quant::int4::{affine, symmetric, zero_point};
@@ -159,18 +161,33 @@ impl Codec for Int4 {
         }
     }
 
-    fn encoder<'a>(&'a self, source: TensorView<'a>, rows: Range<usize>) -> Box<dyn Encoder + 'a> {
+    fn encoder<'a>(
+        &'a self,
+        source: TensorView<'a>,
+        rows: Range<usize>,
+        solved: Option<&'a [u8]>,
+    ) -> Box<dyn Encoder + 'a> {
         let shape = [rows.len(), source.row_len()];
         let grids = Vec::with_capacity(rows.len() * self.groups(source.row_len()));
         Box::new(Int4Encoder {
             codec: self,
             source,
             shape,
+            first: rows.start,
+            solved,
             grids,
             strips: Vec::new(),
             tensor: 0,
             word_row: 0,
         })
+    }
+
+    fn solve(&self, weights: &[f32], inputs: &Inputs<'_>) -> SolvedRows {
+        solve::solve(self, weights, inputs)
+    }
+
+    fn solved_row_bytes(&self, in_features: usize) -> usize {
+        in_features / 2 + 4 * self.groups(in_features)
     }
 
     fn encoder_bytes(&self, [n, k]: [usize; 2]) -> u64 {
@@ -344,6 +361,10 @@ struct Int4Encoder<'a> {
     source: TensorView<'a>,
     /// `[out, in]` of the module.
     shape: [usize; 2],
+    /// The first row of the module in the source.
+    first: usize,
+    /// Grids and codes that were chosen beforehand.
+    solved: Option<&'a [u8]>,
     /// `[out, in/g]`, of the rows encoded so far.
     grids: Vec<StoredGrid>,
     /// GPTQ words `[in/8, rows]` of [`TASK_ROWS`] rows each: a word row of the file goes across all rows
@@ -428,8 +449,13 @@ impl Int4Encoder<'_> {
             if amax_bits(weights) >= EXPONENT_BITS {
                 return None;
             }
-            for (weights, codes) in weights.chunks(codec.group_size).zip(codes.chunks_mut(codec.group_size)) {
-                let (grid, error) = codec.encode_group(weights, codes);
+            let chosen = self.solved.map(|solved| solve::row(codec, solved, row - self.first, codes));
+            let groups = weights.chunks(codec.group_size).zip(codes.chunks_mut(codec.group_size));
+            for (group, (weights, codes)) in groups.enumerate() {
+                let (grid, error) = match &chosen {
+                    None => codec.encode_group(weights, None, codes),
+                    Some(grids) => (grids[group], codec.group_error(weights, codes, grids[group])),
+                };
                 grids.push(grid);
                 sums += error;
             }
@@ -498,23 +524,37 @@ impl Int4Encoder<'_> {
 
 impl Int4 {
     /// Chooses the grid and the codes of a group; the errors are of what is stored.
-    fn encode_group(&self, weights: &[f32], codes: &mut [u8]) -> (StoredGrid, ErrorSums) {
+    fn encode_group(
+        &self,
+        weights: &[f32],
+        importance: Option<&[f32]>,
+        codes: &mut [u8],
+    ) -> (StoredGrid, ErrorSums) {
         let bits = |x: f32| bf16::from_f32(x).to_bits();
-        match self.grid {
+        let grid = match self.grid {
             Grid::Symmetric(signs) => {
-                let scale = symmetric::quantize_group(weights, None, self.method, signs, codes);
-                (StoredGrid { scale: bits(scale), zero: 8 }, symmetric::group_error(weights, codes, scale))
+                let scale = symmetric::quantize_group(weights, importance, self.method, signs, codes);
+                StoredGrid { scale: bits(scale), zero: 8 }
             }
             Grid::ZeroPoint => {
-                let (scale, zero) = zero_point::quantize_group(weights, None, self.method, codes);
-                let error = zero_point::group_error(weights, codes, scale, zero);
-                (StoredGrid { scale: bits(scale), zero: zero.into() }, error)
+                let (scale, zero) = zero_point::quantize_group(weights, importance, self.method, codes);
+                StoredGrid { scale: bits(scale), zero: zero.into() }
             }
             Grid::Affine => {
-                let (scale, zero) = affine::quantize_group(weights, None, self.method, codes);
-                let error = affine::group_error(weights, codes, scale, zero);
-                (StoredGrid { scale: bits(scale), zero: bits(zero) }, error)
+                let (scale, zero) = affine::quantize_group(weights, importance, self.method, codes);
+                StoredGrid { scale: bits(scale), zero: bits(zero) }
             }
+        };
+        (grid, self.group_error(weights, codes, grid))
+    }
+
+    /// Squared errors of a group against codes on a stored grid.
+    fn group_error(&self, weights: &[f32], codes: &[u8], grid: StoredGrid) -> ErrorSums {
+        let scale = bf16::from_bits(grid.scale).to_f32();
+        match self.grid {
+            Grid::Symmetric(_) => symmetric::group_error(weights, codes, scale),
+            Grid::ZeroPoint => zero_point::group_error(weights, codes, scale, grid.zero.to_le_bytes()[0]),
+            Grid::Affine => affine::group_error(weights, codes, scale, bf16::from_bits(grid.zero).to_f32()),
         }
     }
 }

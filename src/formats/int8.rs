@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::read::Reader;
-use super::{Codec, Encoder, Fit, OutputTensor, Packed, Problem};
+use super::{Codec, Encoder, Fit, Inputs, OutputTensor, Packed, Problem, SolvedRows};
 use crate::checkpoint::TensorFiles;
 use crate::quant::{ErrorSums, Method, int8};
 use crate::tensor::{Dtype, EXPONENT_BITS, NonFinite, TensorView, amax_bits, to_bf16};
@@ -69,8 +69,40 @@ impl Codec for Int8 {
         ]
     }
 
-    fn encoder<'a>(&'a self, source: TensorView<'a>, rows: Range<usize>) -> Box<dyn Encoder + 'a> {
-        Box::new(Int8Encoder { source, codec: *self, scales: Vec::with_capacity(rows.len() * 4) })
+    fn encoder<'a>(
+        &'a self,
+        source: TensorView<'a>,
+        rows: Range<usize>,
+        solved: Option<&'a [u8]>,
+    ) -> Box<dyn Encoder + 'a> {
+        let scales = Vec::with_capacity(rows.len() * 4);
+        Box::new(Int8Encoder { source, codec: *self, scales, first: rows.start, solved })
+    }
+
+    fn solve(&self, weights: &[f32], inputs: &Inputs<'_>) -> SolvedRows {
+        let k = inputs.importance.len();
+        let scales: Vec<f32> =
+            weights.chunks_exact(k).map(|row| self.row_scale(row, f32::from_bits(amax_bits(row)))).collect();
+        let mut codes = vec![0; weights.len()];
+        let nearest = |row: usize, _, weight: f32| {
+            let code = (weight / scales[row]).clamp(-int8::MAX_CODE, int8::MAX_CODE).round_ties_even();
+            #[expect(clippy::cast_possible_truncation, reason = "clamped")]
+            let bits = (code as i8).cast_unsigned();
+            (bits, code * scales[row])
+        };
+        let output_noise = inputs.solver.solve(weights, nearest, &mut codes);
+        let mut bytes = Vec::with_capacity(scales.len() * self.solved_row_bytes(k));
+        let mut decoded = vec![0.0; weights.len()];
+        for ((codes, decoded), scale) in codes.chunks_exact(k).zip(decoded.chunks_exact_mut(k)).zip(&scales) {
+            bytes.extend_from_slice(codes);
+            bytes.extend(scale.to_le_bytes());
+            int8::decode_row(bytemuck::cast_slice(codes), *scale, decoded);
+        }
+        SolvedRows { bytes, decoded, output_noise }
+    }
+
+    fn solved_row_bytes(&self, in_features: usize) -> usize {
+        in_features + 4
     }
 
     fn encoder_bytes(&self, [out_features, _]: [usize; 2]) -> u64 {
@@ -154,13 +186,17 @@ impl Int8 {
 struct Int8Encoder<'a> {
     source: TensorView<'a>,
     codec: Int8,
+    /// The first row of the module in the source.
+    first: usize,
+    /// Scales and codes that were chosen beforehand.
+    solved: Option<&'a [u8]>,
     /// The scales of the rows encoded so far, as they are written.
     scales: Vec<u8>,
 }
 
 impl Encoder for Int8Encoder<'_> {
     fn encode(&mut self, rows: Range<usize>, bytes: &mut Vec<u8>) -> Result<ErrorSums, NonFinite> {
-        let (source, codec) = (self.source, self.codec);
+        let (source, codec, first, solved) = (self.source, self.codec, self.first, self.solved);
         let row_len = source.row_len();
         let start = bytes.len();
         bytes.resize(start + rows.len() * row_len, 0);
@@ -177,8 +213,18 @@ impl Encoder for Int8Encoder<'_> {
                     if amax >= EXPONENT_BITS {
                         return None;
                     }
-                    let scale = codec.row_scale(weights, f32::from_bits(amax));
-                    int8::encode_row(weights, scale, codes);
+                    let scale = match solved {
+                        None => {
+                            let scale = codec.row_scale(weights, f32::from_bits(amax));
+                            int8::encode_row(weights, scale, codes);
+                            scale
+                        }
+                        Some(solved) => {
+                            let row = &solved[(row - first) * (row_len + 4)..][..row_len + 4];
+                            codes.copy_from_slice(bytemuck::cast_slice(&row[..row_len]));
+                            f32::from_le_bytes(row[row_len..].try_into().unwrap_or_default())
+                        }
+                    };
                     Some((scale, int8::row_error(weights, codes, scale)))
                 },
             )

@@ -14,6 +14,19 @@ pub enum Packed<'a> {
     Int4(Int4Matrix<'a>),
 }
 
+/// How much of an error an encoder can have left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tolerance {
+    /// Of a row or group no more than rounding to nearest.
+    Rounding,
+    /// Of a row [`SOLVED_EXCESS`] times as much: errors were moved to where inputs are small.
+    Solved,
+}
+
+/// Rows of GPTQ were seen at up to 3 times the error of rounding (twice is common); a scale that is off
+/// by a factor of two leaves 20 times as much.
+const SOLVED_EXCESS: f64 = 8.0;
+
 impl Packed<'_> {
     /// Decodes a row of weights, `[in]`.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
@@ -25,11 +38,21 @@ impl Packed<'_> {
 
     /// Squared error of a row against its source, whose largest absolute value is `amax`; `None` when
     /// it is more than any encoder of this format can have left.
-    pub fn row_error(&self, row: usize, source: &[f32], amax: f32) -> Option<ErrorSums> {
+    pub fn row_error(
+        &self,
+        row: usize,
+        source: &[f32],
+        amax: f32,
+        tolerance: Tolerance,
+    ) -> Option<ErrorSums> {
+        let excess = match tolerance {
+            Tolerance::Rounding => 1.0,
+            Tolerance::Solved => SOLVED_EXCESS,
+        };
         match self {
             Self::Int8(matrix) => {
                 let sums = int8::row_error(source, matrix.row_codes(row), matrix.scales[row]);
-                (sums.noise <= int8::rounding_bound(source.len(), amax)).then_some(sums)
+                (sums.noise <= excess * int8::rounding_bound(source.len(), amax)).then_some(sums)
             }
             Self::Int4(matrix) => {
                 let mut codes = vec![0; source.len()];
@@ -39,7 +62,7 @@ impl Packed<'_> {
                     matrix.grids(),
                     GroupGrids::GroupMajor { .. } | GroupGrids::RowMajor { zero_points: None, .. }
                 );
-                let mut sums = ErrorSums::default();
+                let (mut sums, mut row_bound) = (ErrorSums::default(), 0.0);
                 for (group, (weights, codes)) in groups.enumerate() {
                     let (error, bound) = match matrix.grid(row, group) {
                         GroupGrid::ZeroPoint { scale, .. } if symmetric => (
@@ -55,12 +78,14 @@ impl Packed<'_> {
                             affine::rounding_bound(weights),
                         ),
                     };
-                    if error.noise.is_nan() || error.noise > bound {
+                    let beyond = tolerance == Tolerance::Rounding && error.noise > bound;
+                    if error.noise.is_nan() || beyond {
                         return None;
                     }
                     sums += error;
+                    row_bound += bound;
                 }
-                Some(sums)
+                (sums.noise <= excess * row_bound).then_some(sums)
             }
         }
     }

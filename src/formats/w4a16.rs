@@ -150,6 +150,10 @@ impl Format for W4a16 {
         Self::SCHEME
     }
 
+    fn method(&self) -> Method {
+        self.codec.method
+    }
+
     fn options(&self) -> Map<String, Value> {
         let mut options = Map::new();
         options.insert("method".to_owned(), self.codec.method.name().into());
@@ -180,7 +184,7 @@ impl Format for W4a16 {
                 Some(Head::Source) => "-head16",
                 None => "-embed4",
             },
-            if self.codec.method == Method::RoundToNearest { "-rtn" } else { "" },
+            self.codec.method.name_suffix(),
         ]
         .concat()
     }

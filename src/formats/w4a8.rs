@@ -168,6 +168,10 @@ impl Format for W4a8 {
         Self::SCHEME
     }
 
+    fn method(&self) -> Method {
+        self.codec.method
+    }
+
     fn options(&self) -> Map<String, Value> {
         let mut options = Map::new();
         options.insert("method".to_owned(), self.codec.method.name().into());
@@ -209,7 +213,7 @@ impl Format for W4a8 {
             } else {
                 ""
             },
-            if self.codec.method == Method::RoundToNearest { "-rtn" } else { "" },
+            self.codec.method.name_suffix(),
         ]
         .concat()
     }

@@ -53,6 +53,10 @@ impl Format for W8a8 {
         Self::SCHEME
     }
 
+    fn method(&self) -> Method {
+        self.codec.method
+    }
+
     fn options(&self) -> Map<String, Value> {
         let mut options = Map::new();
         options.insert("method".to_owned(), self.codec.method.name().into());
@@ -61,7 +65,7 @@ impl Format for W8a8 {
     }
 
     fn name_suffix(&self) -> String {
-        let method = if self.codec.method == Method::RoundToNearest { "-rtn" } else { "" };
+        let method = self.codec.method.name_suffix();
         let head = if self.head == Head::Int8 { "-head8" } else { "" };
         format!("{head}{method}")
     }

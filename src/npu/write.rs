@@ -140,6 +140,7 @@ impl Writer<'_> {
             bytes: part.len_bytes(),
             sha256,
             snr_db,
+            output_snr_db: None,
         };
         let snr_db = sums.snr_db().filter(|_| placed.coding != Coding::Float).map(rounded);
         written.tensors.push(record(&placed.codes, sha256, snr_db));

@@ -59,7 +59,7 @@ fn storable_scale(scale: f32) -> f32 {
 
 /// What a group is stored with: `weight = (code - zero) * scale + offset`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Grid {
+pub struct Grid {
     scale: f32,
     /// A code, 0 to 15; not necessarily the one that `offset` would round to.
     zero: f32,
@@ -70,7 +70,16 @@ struct Grid {
 }
 
 impl Grid {
-    fn decode(self, code: u8) -> f32 {
+    /// The code of one weight, as the modules' `encode_group` chooses it, and what it decodes to.
+    pub fn nearest(self, weight: f32) -> (u8, f32) {
+        let (before, after) = if self.rounds_codes { (self.zero, 0.0) } else { (0.0, self.zero) };
+        let steps = (weight - self.offset) / self.scale + before;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=15")]
+        let code = (clamp(steps, -after, MAX_CODE - after).round_ties_even() + after) as u8;
+        (code, self.decode(code))
+    }
+
+    pub(in crate::quant) fn decode(self, code: u8) -> f32 {
         (f32::from(code) - self.zero).mul_add(self.scale, self.offset)
     }
 

@@ -225,3 +225,24 @@ fn builds_of_the_kernels_agree() {
 fn lengths_must_agree() {
     symmetric::group_error(&[1.0; 4], &[8; 3], 1.0);
 }
+
+/// One weight at a time is the same as a group, ties and clipping included.
+#[test]
+fn the_nearest_code_of_a_weight_is_that_of_its_group() {
+    let weights: Vec<f32> = (-400..400).map(|i| i as f32 * 0.25).collect();
+    let grids = [
+        symmetric::grid(1.0),
+        symmetric::grid(-2.5),
+        zero_point::grid(1.0, 3),
+        zero_point::grid(0.5, 15),
+        zero_point::grid(3.0, 0),
+        affine::grid(1.5, -2.25),
+    ];
+    for grid in grids {
+        let mut codes = vec![0; weights.len()];
+        grid.encode(&weights, &mut codes);
+        for (w, code) in weights.iter().zip(&codes) {
+            assert_eq!(grid.nearest(*w), (*code, grid.decode(*code)), "{w} on {grid:?}");
+        }
+    }
+}

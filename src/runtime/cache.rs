@@ -17,11 +17,8 @@ pub struct State {
 impl State {
     /// An empty sequence.
     pub fn new(config: &SparkConfig) -> Self {
-        let layer = |kind: &LayerType| {
-            let keep = earlier_entries(*kind, config);
-            LayerCache::new(config.num_key_value_heads, config.head_dim, keep)
-        };
-        Self { position: 0, layers: config.layer_types.iter().map(layer).collect() }
+        let layers = (0..config.num_hidden_layers()).map(|layer| LayerCache::of_layer(config, layer));
+        Self { position: 0, layers: layers.collect() }
     }
 
     /// Whether this is the state of a model with this configuration.
@@ -76,6 +73,12 @@ struct HeadCache {
 }
 
 impl LayerCache {
+    /// The empty cache of a layer.
+    pub(crate) fn of_layer(config: &SparkConfig, layer: usize) -> Self {
+        let keep = earlier_entries(config.layer_types[layer], config);
+        Self::new(config.num_key_value_heads, config.head_dim, keep)
+    }
+
     /// An empty cache; `keep` is the number of earlier entries a position sees.
     pub(crate) fn new(heads: usize, head_dim: usize, keep: Option<usize>) -> Self {
         Self { keep, head_dim, first: 0, len: 0, heads: vec![HeadCache::default(); heads] }

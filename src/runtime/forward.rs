@@ -6,9 +6,10 @@ use super::attention::attend;
 use super::cache::LayerCache;
 use super::kernels::activation::{gelu, sigmoid};
 use super::norm::rms_norm;
+use super::rope::Angles;
 use super::{LayerParts, Linear, Model, State};
 use crate::error::{Failure, Result};
-use crate::spark::{GateActivation, LayerType};
+use crate::spark::{GateActivation, LayerType, SparkConfig};
 
 /// Tokens that go through the layers together: bounds the memory for activations, without an effect
 /// on results.
@@ -66,6 +67,21 @@ pub enum LayerEdge {
 /// What looks at activations: the place, the position of the first token, and the rows. A long
 /// prompt passes in several pieces, in order.
 type Tap<'t> = dyn FnMut(Edge, usize, &[f32]) + 't;
+
+/// One sequence on its way through one layer.
+#[derive(Debug)]
+pub struct LayerState {
+    layer: usize,
+    position: usize,
+    cache: LayerCache,
+}
+
+impl LayerState {
+    /// An empty sequence before the layer with this number.
+    pub fn new(config: &SparkConfig, layer: usize) -> Self {
+        Self { layer, position: 0, cache: LayerCache::of_layer(config, layer) }
+    }
+}
 
 /// Activations of a chunk.
 struct Buffers {
@@ -143,19 +159,7 @@ impl Model<'_> {
 
     fn chunk(&self, state: &mut State, tokens: &[u32], tap: &mut Tap<'_>) {
         let (c, n, position) = (self.config(), tokens.len(), state.position);
-        let mut b = Buffers {
-            h: vec![0.0; n * c.hidden_size],
-            normed: vec![0.0; n * c.hidden_size],
-            qkv: vec![0.0; n * self.heads.qkv()],
-            head_gate: vec![0.0; n * c.num_attention_heads],
-            heads: vec![0.0; n * c.q_rows()],
-            gate: vec![0.0; n * c.intermediate_size],
-            up: vec![0.0; n * c.intermediate_size],
-            added: vec![0.0; n * c.hidden_size],
-        };
-        for (row, token) in b.h.chunks_exact_mut(c.hidden_size).zip(tokens) {
-            self.parts.embedding.row(*token, row);
-        }
+        let mut b = self.buffers(self.embed(tokens));
         tap(Edge::Embedding, position, &b.h);
         // One table per layer type serves all its layers.
         let angles = |kind| self.angles(kind, position..position + n);
@@ -163,34 +167,104 @@ impl Model<'_> {
         for (i, (layer, cache)) in self.parts.layers.iter().zip(&mut state.layers).enumerate() {
             let tap = &mut |edge: LayerEdge, rows: &[f32]| tap(Edge::Layer(i, edge), position, rows);
             let angles = match c.layer_types[i] {
-                LayerType::Sliding => &sliding,
-                LayerType::Full => &full,
+                LayerType::Sliding => sliding.as_ref(),
+                LayerType::Full => full.as_ref(),
             };
-            self.norm(&b.h, &layer.input_norm, &mut b.normed);
-            tap(LayerEdge::InputNorm, &b.normed);
-            self.linear(&*layer.qkv, &b.normed, &mut b.qkv);
-            tap(LayerEdge::Qkv, &b.qkv);
-            if let Some(angles) = angles {
-                let rotated = (self.heads.queries + self.heads.keys) * self.heads.dim;
-                b.qkv.par_chunks_exact_mut(self.heads.qkv()).enumerate().for_each(|(t, row)| {
-                    for head in row[..rotated].chunks_exact_mut(self.heads.dim) {
-                        angles.rotate(t, head, self.rounding());
-                    }
-                });
-            }
-            tap(LayerEdge::Rotated, &b.qkv);
-            self.attention(layer, cache, position, &mut b, tap);
-            add(&mut b.h, &b.added);
-            tap(LayerEdge::AfterAttention, &b.h);
-            self.norm(&b.h, &layer.post_attention_norm, &mut b.normed);
-            tap(LayerEdge::PostAttentionNorm, &b.normed);
-            self.mlp(layer, &mut b, tap);
-            add(&mut b.h, &b.added);
-            tap(LayerEdge::Output, &b.h);
+            self.layer(layer, cache, position, angles, &mut b, tap);
         }
         self.norm(&b.h, &self.parts.final_norm, &mut b.normed);
         tap(Edge::FinalNorm, position, &b.normed);
         state.position += n;
+    }
+
+    /// Rows of the embedding, `[tokens, hidden]`.
+    ///
+    /// # Panics
+    /// When a token is outside the vocabulary.
+    pub fn embed(&self, tokens: &[u32]) -> Vec<f32> {
+        let width = self.config().hidden_size;
+        let mut rows = vec![0.0; tokens.len() * width];
+        for (row, token) in rows.chunks_exact_mut(width).zip(tokens) {
+            self.parts.embedding.row(*token, row);
+        }
+        rows
+    }
+
+    /// Takes the next rows of the residual stream, `[tokens, hidden]`, through one layer alone; the same
+    /// arithmetic as in [`Model::run`], so all layers in a row give the same bits. `tap` sees the
+    /// activations on the way.
+    ///
+    /// # Panics
+    /// When the state is another model's.
+    pub fn run_layer(
+        &self,
+        state: &mut LayerState,
+        h: Vec<f32>,
+        tap: &mut dyn FnMut(LayerEdge, &[f32]),
+    ) -> Vec<f32> {
+        let n = h.len() / self.config().hidden_size;
+        let angles = self.angles(self.config().layer_types[state.layer], state.position..state.position + n);
+        let mut b = self.buffers(h);
+        let layer = &self.parts.layers[state.layer];
+        self.layer(layer, &mut state.cache, state.position, angles.as_ref(), &mut b, &mut |edge, rows| {
+            tap(edge, rows);
+        });
+        state.position += n;
+        b.h
+    }
+
+    /// The last norm of rows of the residual stream, `[tokens, hidden]`: what the head multiplies.
+    pub fn final_norm(&self, h: &[f32]) -> Vec<f32> {
+        let mut normed = vec![0.0; h.len()];
+        self.norm(h, &self.parts.final_norm, &mut normed);
+        normed
+    }
+
+    fn buffers(&self, h: Vec<f32>) -> Buffers {
+        let c = self.config();
+        let n = h.len() / c.hidden_size;
+        Buffers {
+            h,
+            normed: vec![0.0; n * c.hidden_size],
+            qkv: vec![0.0; n * self.heads.qkv()],
+            head_gate: vec![0.0; n * c.num_attention_heads],
+            heads: vec![0.0; n * c.q_rows()],
+            gate: vec![0.0; n * c.intermediate_size],
+            up: vec![0.0; n * c.intermediate_size],
+            added: vec![0.0; n * c.hidden_size],
+        }
+    }
+
+    fn layer(
+        &self,
+        layer: &LayerParts<'_>,
+        cache: &mut LayerCache,
+        position: usize,
+        angles: Option<&Angles>,
+        b: &mut Buffers,
+        tap: &mut impl FnMut(LayerEdge, &[f32]),
+    ) {
+        self.norm(&b.h, &layer.input_norm, &mut b.normed);
+        tap(LayerEdge::InputNorm, &b.normed);
+        self.linear(&*layer.qkv, &b.normed, &mut b.qkv);
+        tap(LayerEdge::Qkv, &b.qkv);
+        if let Some(angles) = angles {
+            let rotated = (self.heads.queries + self.heads.keys) * self.heads.dim;
+            b.qkv.par_chunks_exact_mut(self.heads.qkv()).enumerate().for_each(|(t, row)| {
+                for head in row[..rotated].chunks_exact_mut(self.heads.dim) {
+                    angles.rotate(t, head, self.rounding());
+                }
+            });
+        }
+        tap(LayerEdge::Rotated, &b.qkv);
+        self.attention(layer, cache, position, b, tap);
+        add(&mut b.h, &b.added);
+        tap(LayerEdge::AfterAttention, &b.h);
+        self.norm(&b.h, &layer.post_attention_norm, &mut b.normed);
+        tap(LayerEdge::PostAttentionNorm, &b.normed);
+        self.mlp(layer, b, tap);
+        add(&mut b.h, &b.added);
+        tap(LayerEdge::Output, &b.h);
     }
 
     fn attention(

@@ -8,11 +8,11 @@ use super::{Check, Finding};
 use crate::artifact::Manifest;
 use crate::checkpoint::{Checkpoint, TensorFiles};
 use crate::error::Result;
-use crate::formats::{Format, Packed};
+use crate::formats::{Format, Packed, Tolerance};
 use crate::interrupt::Interrupt;
 use crate::plan::Action;
 use crate::progress::Progress;
-use crate::quant::ErrorSums;
+use crate::quant::{ErrorSums, Method};
 use crate::tensor::{TensorView, amax_bits};
 
 /// Rows summed by one task: part of the order of summation, so independent of the thread count.
@@ -58,7 +58,11 @@ pub fn check_weights(
         };
         let tensor = &step.outputs[0].name;
         let file = files.shard_of(tensor).map_or("", |s| s.file_name.as_str());
-        let measured = measure(source, step.rows.start, &packed, step.shape[0]);
+        let tolerance = match format.method() {
+            Method::RoundToNearest | Method::Search => Tolerance::Rounding,
+            Method::Gptq => Tolerance::Solved,
+        };
+        let measured = measure(source, step.rows.start, &packed, step.shape[0], tolerance);
         if let Some(row) = measured.impossible_row {
             findings.push(
                 Finding::new(
@@ -105,7 +109,13 @@ struct Measured {
 }
 
 /// `rows` rows of the module, which start at row `offset` of the source.
-fn measure(source: TensorView<'_>, offset: usize, packed: &Packed<'_>, rows: usize) -> Measured {
+fn measure(
+    source: TensorView<'_>,
+    offset: usize,
+    packed: &Packed<'_>,
+    rows: usize,
+    tolerance: Tolerance,
+) -> Measured {
     let tasks: Vec<Measured> = (0..rows.div_ceil(ROWS_PER_TASK))
         .into_par_iter()
         .map_init(
@@ -116,7 +126,7 @@ fn measure(source: TensorView<'_>, offset: usize, packed: &Packed<'_>, rows: usi
                     source.decode_row(offset + row, weights);
                     let amax = f32::from_bits(amax_bits(weights));
                     part.zero_rows += usize::from(amax == 0.0);
-                    match packed.row_error(row, weights, amax) {
+                    match packed.row_error(row, weights, amax, tolerance) {
                         Some(sums) => part.sums += sums,
                         None => part.impossible_row = part.impossible_row.or(Some(row)),
                     }

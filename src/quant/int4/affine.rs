@@ -18,7 +18,8 @@ const INWARD: [f32; ENDS] = [0.0, 0.02, 0.05, 0.1];
 /// Least-squares fits of every candidate.
 const FITS: usize = 3;
 
-fn grid(scale: f32, zero: f32) -> Grid {
+/// The grid that a group is stored with.
+pub fn grid(scale: f32, zero: f32) -> Grid {
     Grid { scale, zero: MIDDLE, offset: zero, rounds_codes: false }
 }
 
@@ -35,7 +36,7 @@ pub fn quantize_group(
 ) -> (f32, f32) {
     let (scale, zero) = match method {
         Method::RoundToNearest => rounding(extent(weights)),
-        Method::Search => search(Group::new(weights, importance)),
+        Method::Search | Method::Gptq => search(Group::new(weights, importance)),
     };
     encode_group(weights, scale, zero, codes);
     (scale, zero)

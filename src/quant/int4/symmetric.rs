@@ -26,7 +26,8 @@ const FACTORS: [f32; SCALES] = [1.0, 0.935, 0.874, 0.817, 0.764, 0.715, 0.668, 0
 /// From one of them half way to the next.
 const BETWEEN: f32 = 0.967;
 
-fn grid(scale: f32) -> Grid {
+/// The grid that a group is stored with.
+pub fn grid(scale: f32) -> Grid {
     Grid { scale, zero: MIDDLE, offset: 0.0, rounds_codes: false }
 }
 
@@ -44,7 +45,7 @@ pub fn quantize_group(
 ) -> f32 {
     let scale = match method {
         Method::RoundToNearest => rounding_scale(extent(weights)),
-        Method::Search => searched_scale(Group::new(weights, importance), signs),
+        Method::Search | Method::Gptq => searched_scale(Group::new(weights, importance), signs),
     };
     encode_group(weights, scale, codes);
     scale

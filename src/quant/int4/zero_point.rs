@@ -21,7 +21,8 @@ const FACTORS: [f32; LANES] = [
 /// both sides, all below.
 const PLACES: [f32; 3] = [0.0, -1.0, 1.0];
 
-fn grid(scale: f32, zero: u8) -> Grid {
+/// The grid that a group is stored with.
+pub fn grid(scale: f32, zero: u8) -> Grid {
     Grid { scale, zero: f32::from(zero), offset: 0.0, rounds_codes: true }
 }
 
@@ -38,7 +39,7 @@ pub fn quantize_group(
 ) -> (f32, u8) {
     let (scale, zero) = match method {
         Method::RoundToNearest => rounding(extent(weights)),
-        Method::Search => search(Group::new(weights, importance)),
+        Method::Search | Method::Gptq => search(Group::new(weights, importance)),
     };
     encode_group(weights, scale, zero, codes);
     (scale, zero)

@@ -1,0 +1,482 @@
+//! GPTQ over a model: layer after layer, each for the inputs that the quantized layers before it give.
+//!
+//! Of a layer at a time the inputs of its matrices are collected (its own weights still those of the
+//! source), the matrices are rounded, and the rounded layer's outputs become the next layer's inputs.
+//! Between layers the residual stream of all texts lies on disk in bf16; solved modules lie there, too,
+//! until [`crate::convert`] takes them in file order. All of that is in a directory beside the target, so
+//! a run that was killed goes on after the last finished layer, with the same bytes in the end.
+//!
+//! In memory are one layer's Hessians and its decoded matrices.
+
+mod hidden;
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::artifact::{Scratch, Sha256Hex, finish_hash, rounded};
+use crate::calibrate::Sequences;
+use crate::checkpoint::{Checkpoint, ModelDir};
+use crate::error::{Failure, InputError, Result};
+use crate::formats::{Codec, Format, Inputs};
+use crate::interrupt::Interrupt;
+use crate::plan::{Action, Plan, Step};
+use crate::progress::Progress;
+use crate::quant::gptq::{Hessian, Solver};
+use crate::runtime::{FloatLinear, LayerEdge, LayerState, Linear, Model, Rounding};
+use crate::spark::{Module, SparkConfig};
+use crate::tensor::{Dtype, TensorView};
+use hidden::{HiddenReader, HiddenWriter};
+
+/// Tokens that go through a layer together.
+const PIECE: usize = 256;
+/// Rows that one task rounds.
+const TASK_ROWS: usize = 64;
+/// Tasks whose result is in memory at a time.
+const TASKS: usize = 32;
+
+/// What became of a module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SolvedModule {
+    /// `10 log10(sum y^2 / sum (y - y')^2)` of its outputs over the calibration inputs; absent of the
+    /// head, whose outputs are not computed, and where nothing was lost.
+    pub output_snr_db: Option<f64>,
+    /// What was added to the diagonal of the Hessian, as a part of its mean.
+    pub damping: f64,
+    /// Input columns that no text reached.
+    pub dead_columns: usize,
+}
+
+/// Codes of every quantized module.
+pub struct Solution {
+    scratch: Scratch,
+    files: BTreeMap<String, memmap2::Mmap>,
+    /// By module name.
+    pub modules: BTreeMap<String, SolvedModule>,
+    /// Hash of the calibration tokens.
+    pub tokens_sha256: Sha256Hex,
+}
+
+impl Solution {
+    /// What [`Codec::encoder`] takes for a module.
+    pub fn module(&self, name: &str) -> Option<&[u8]> {
+        self.files.get(name).map(|map| &map[..])
+    }
+
+    /// What was out of the ordinary, one sentence each.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        for (name, module) in &self.modules {
+            if module.dead_columns > 0 {
+                notes.push(format!(
+                    "{name}: {} input columns were zero in all texts and are rounded to nearest",
+                    module.dead_columns
+                ));
+            }
+            if module.damping > 0.011 {
+                notes.push(format!("{name}: the Hessian needed a damping of {} of its mean", module.damping));
+            }
+        }
+        notes
+    }
+
+    /// Removes the work in progress: the artifact is there.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn remove(self) -> Result<()> {
+        drop(self.files);
+        self.scratch.remove()
+    }
+}
+
+/// Steps of work, in tokens through a layer twice and once for the head: for a progress.
+pub fn work(config: &SparkConfig, sequences: &Sequences) -> usize {
+    sequences.total() * (2 * config.num_hidden_layers() + 1)
+}
+
+/// Bytes of work in progress on disk: solved modules and two residual streams.
+pub fn scratch_bytes(plan: &Plan, config: &SparkConfig, sequences: &Sequences) -> u64 {
+    plan.sizes.tensor_bytes + 2 * hidden::bytes(sequences.total(), config.hidden_size)
+}
+
+/// Anonymous bytes at most: Hessians of a layer, the work on the largest, its decoded matrices, and
+/// activations of a piece.
+pub fn peak_bytes(config: &SparkConfig) -> u64 {
+    let square = |n: usize| 8 * (n as u64) * (n as u64);
+    let (h, q, f) = (config.hidden_size, config.q_rows(), config.intermediate_size);
+    let hessians = 2 * square(h) + square(q) + square(f);
+    let largest = square(h.max(q).max(f));
+    let matrices = 4 * h as u64 * (2 * q + 2 * config.kv_rows() + 3 * f) as u64;
+    let pieces = 4 * (PIECE * (8 * h + 4 * q + 4 * f)) as u64 + 64 * (f.max(h) * PIECE) as u64;
+    hessians + 5 * largest / 2 + matrices + pieces + (64 << 20)
+}
+
+/// Solves every quantized module of a plan.
+///
+/// # Errors
+/// A NaN among the activations, a full disk, an interrupt.
+pub fn solve(
+    checkpoint: &Checkpoint,
+    format: &dyn Format,
+    plan: &Plan,
+    sequences: &Sequences,
+    target: &std::path::Path,
+    progress: &dyn Progress,
+    interrupt: &Interrupt,
+) -> Result<Solution> {
+    let tokens_sha256 = sequences.sha256();
+    let scratch = Scratch::open(target, "gptq", &fingerprint(checkpoint, format, &tokens_sha256)?)?;
+    let solve = Solve { checkpoint, format, plan, sequences, scratch: &scratch, progress, interrupt };
+    let mut modules = BTreeMap::new();
+    let layers = checkpoint.config.num_hidden_layers();
+    for layer in 0..layers {
+        modules.extend(solve.layer(layer)?);
+    }
+    modules.extend(solve.head()?);
+    let dir = ModelDir::open(scratch.dir())?;
+    let map = |name: &String| Ok((name.clone(), dir.map(&file_of(name))?));
+    let files = modules.keys().map(map).collect::<Result<_>>()?;
+    Ok(Solution { files, modules, tokens_sha256, scratch })
+}
+
+/// What the work in progress depends on.
+fn fingerprint(checkpoint: &Checkpoint, format: &dyn Format, tokens: &Sha256Hex) -> Result<String> {
+    let mut hash = Sha256::new();
+    for shard in &checkpoint.files.shards {
+        hash.update(crate::artifact::hash_bytes(shard.bytes()).to_string());
+    }
+    hash.update(json!([format.scheme(), format.options(), tokens, checkpoint.config_json]).to_string());
+    hash.update(env!("CARGO_PKG_VERSION"));
+    Ok(finish_hash(hash).to_string())
+}
+
+fn file_of(module: &str) -> String {
+    format!("{module}.solved")
+}
+
+struct Solve<'a> {
+    checkpoint: &'a Checkpoint,
+    format: &'a dyn Format,
+    plan: &'a Plan,
+    sequences: &'a Sequences,
+    scratch: &'a Scratch,
+    progress: &'a dyn Progress,
+    interrupt: &'a Interrupt,
+}
+
+/// Inputs of the matrices of a layer, by the edge they come from, and the energy of the outputs.
+struct Collected {
+    hessians: BTreeMap<Input, Hessian>,
+    energy: BTreeMap<Output, f64>,
+}
+
+/// The distinct inputs of a layer's matrices, and of the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Input {
+    Attention,
+    Heads,
+    Mlp,
+    MlpProduct,
+    Head,
+}
+
+impl Input {
+    fn of_module(module: Module) -> Option<Self> {
+        match module {
+            Module::QkvProj => Some(Self::Attention),
+            Module::OutProj => Some(Self::Heads),
+            Module::MlpGate | Module::MlpUp => Some(Self::Mlp),
+            Module::MlpDown => Some(Self::MlpProduct),
+            Module::LmHead => Some(Self::Head),
+            _ => None,
+        }
+    }
+
+    fn of_edge(edge: LayerEdge) -> Option<Self> {
+        match edge {
+            LayerEdge::InputNorm => Some(Self::Attention),
+            LayerEdge::GatedHeads => Some(Self::Heads),
+            LayerEdge::PostAttentionNorm => Some(Self::Mlp),
+            LayerEdge::MlpProduct => Some(Self::MlpProduct),
+            _ => None,
+        }
+    }
+
+    fn width(self, config: &SparkConfig) -> usize {
+        match self {
+            Self::Attention | Self::Mlp | Self::Head => config.hidden_size,
+            Self::Heads => config.q_rows(),
+            Self::MlpProduct => config.intermediate_size,
+        }
+    }
+}
+
+/// The matrices whose outputs are seen, in the order of [`Module`]'s projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Output {
+    Qkv,
+    Out,
+    Gate,
+    Up,
+    Down,
+}
+
+impl Output {
+    fn of_module(module: Module) -> Option<Self> {
+        match module {
+            Module::QkvProj => Some(Self::Qkv),
+            Module::OutProj => Some(Self::Out),
+            Module::MlpGate => Some(Self::Gate),
+            Module::MlpUp => Some(Self::Up),
+            Module::MlpDown => Some(Self::Down),
+            _ => None,
+        }
+    }
+
+    fn of_edge(edge: LayerEdge) -> Option<Self> {
+        match edge {
+            LayerEdge::Qkv => Some(Self::Qkv),
+            LayerEdge::AttentionOutput => Some(Self::Out),
+            LayerEdge::MlpGate => Some(Self::Gate),
+            LayerEdge::MlpUp => Some(Self::Up),
+            LayerEdge::MlpOutput => Some(Self::Down),
+            _ => None,
+        }
+    }
+}
+
+impl Solve<'_> {
+    fn config(&self) -> &SparkConfig {
+        &self.checkpoint.config
+    }
+
+    /// The quantized steps of a layer, or without one of the head.
+    fn steps(&self, layer: Option<usize>) -> Vec<&Step> {
+        let here = |s: &&Step| {
+            s.action == Action::Quantize
+                && if layer.is_some() { s.layer == layer } else { s.module == Module::LmHead }
+        };
+        self.plan.steps().map(|(_, step)| step).filter(here).collect()
+    }
+
+    /// The rows of the residual stream before a layer.
+    fn hidden_before(&self, layer: usize) -> String {
+        format!("hidden-{layer}")
+    }
+
+    fn layer(&self, layer: usize) -> Result<BTreeMap<String, SolvedModule>> {
+        let record = format!("layer-{layer}.json");
+        // Written after the next layer's inputs.
+        if self.scratch.has(&record) {
+            let modules = ModelDir::open(self.scratch.dir())?.read_json(&record)?;
+            self.progress.advance(2 * self.sequences.total() as u64, "layers of an earlier run");
+            return serde_json::from_value(modules).map_err(|e| InputError::file(&record).found(e).into());
+        }
+        let model = crate::opened::checkpoint_model(self.checkpoint, Rounding::None)?;
+        let collected = self.collect(layer, &model)?;
+        let (mut modules, mut decoded) = (BTreeMap::new(), BTreeMap::<String, Vec<f32>>::new());
+        let mut solvers: BTreeMap<Input, (Solver, Vec<f32>)> = BTreeMap::new();
+        for step in self.steps(Some(layer)) {
+            let Some(input) = Input::of_module(step.module) else { continue };
+            if !solvers.contains_key(&input) {
+                // One at a time: the steps of an input are neighbours but for the file's order.
+                solvers.clear();
+                let hessian = &collected.hessians[&input];
+                solvers.insert(input, (self.solver(hessian, step)?, hessian.importance()));
+            }
+            let (solver, importance) = &solvers[&input];
+            let matrix = decoded.entry(step.source.clone()).or_insert_with(|| {
+                let source = self.checkpoint.tensor(&step.source);
+                vec![0.0; source.rows() * source.row_len()]
+            });
+            let k = step.shape[1];
+            let rows = &mut matrix[step.rows.start * k..step.rows.end * k];
+            let noise = self.module(step, Inputs { solver, importance }, Some(rows))?;
+            let energy = Output::of_module(step.module).map_or(0.0, |output| collected.energy[&output]);
+            modules.insert(
+                step.module_name().to_owned(),
+                SolvedModule {
+                    output_snr_db: (noise > 0.0 && energy > 0.0)
+                        .then(|| rounded(10.0 * (energy / noise).log10())),
+                    damping: solver.damping(),
+                    dead_columns: solver.dead(),
+                },
+            );
+        }
+        drop((collected, solvers));
+        self.advance(layer, &decoded)?;
+        let json = serde_json::to_vec(&modules).map_err(|e| InputError::file(&record).found(e))?;
+        self.scratch.write(&record, &json)?;
+        if layer > 0 {
+            self.scratch.forget(&self.hidden_before(layer))?;
+        }
+        Ok(modules)
+    }
+
+    fn solver(&self, hessian: &Hessian, step: &Step) -> Result<Solver> {
+        hessian.solver().map_err(|e| {
+            InputError::file("calibration texts")
+                .subject(step.module_name())
+                .expected("finite activations")
+                .found(e)
+                .hint("the checkpoint is damaged, or the texts are not for it")
+                .into()
+        })
+    }
+
+    /// Runs the texts through the source's layer and looks at the inputs of its matrices.
+    fn collect(&self, layer: usize, model: &Model<'_>) -> Result<Collected> {
+        let config = self.config();
+        let wanted: Vec<Input> =
+            self.steps(Some(layer)).iter().filter_map(|step| Input::of_module(step.module)).collect();
+        let mut hessians: BTreeMap<Input, Hessian> =
+            wanted.into_iter().map(|input| (input, Hessian::new(input.width(config)))).collect();
+        let mut energy: BTreeMap<Output, f64> =
+            [Output::Qkv, Output::Out, Output::Gate, Output::Up, Output::Down].map(|o| (o, 0.0)).into();
+        self.each_piece(layer, model, |_| Ok(()), &mut |edge, rows| {
+            if let Some(hessian) = Input::of_edge(edge).and_then(|input| hessians.get_mut(&input)) {
+                hessian.add(rows);
+            }
+            if let Some(energy) = Output::of_edge(edge).and_then(|output| energy.get_mut(&output)) {
+                *energy += rows.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>();
+            }
+        })?;
+        Ok(Collected { hessians, energy })
+    }
+
+    /// Runs the texts through the layer as solved; its outputs are the next layer's inputs.
+    fn advance(&self, layer: usize, decoded: &BTreeMap<String, Vec<f32>>) -> Result<()> {
+        let config = self.config();
+        let packed = |spec: &crate::spark::TensorSpec| -> Result<Option<Box<dyn Linear + '_>>> {
+            let Some(weights) = decoded.get(&spec.name) else { return Ok(None) };
+            let source = self.checkpoint.tensor(&spec.name);
+            let view =
+                TensorView { dtype: Dtype::F32, bytes: bytemuck::cast_slice(weights.as_slice()), ..source };
+            Ok(Some(Box::new(FloatLinear::new(view, Rounding::None)?)))
+        };
+        let lookup = |name: &str| self.checkpoint.files.get(name);
+        let model = Model::from_parts(config.clone(), Rounding::None, lookup, packed, |_| Ok(None))?;
+        let name = self.hidden_before(layer + 1);
+        let mut writer = HiddenWriter::new(self.scratch, &name)?;
+        self.each_piece(layer, &model, |rows| writer.append(rows), &mut |_, _| {})?;
+        writer.finish()
+    }
+
+    /// Every text through one layer, a piece at a time; `see` gets the outputs.
+    fn each_piece(
+        &self,
+        layer: usize,
+        model: &Model<'_>,
+        mut see: impl FnMut(&[f32]) -> Result<()>,
+        tap: &mut dyn FnMut(LayerEdge, &[f32]),
+    ) -> Result<()> {
+        let before = match layer {
+            0 => None,
+            _ => Some(HiddenReader::open(self.scratch, &self.hidden_before(layer))?),
+        };
+        let (width, mut at) = (self.config().hidden_size, 0);
+        for tokens in &self.sequences.tokens {
+            let mut state = LayerState::new(self.config(), layer);
+            for piece in tokens.chunks(PIECE) {
+                self.interrupt.check()?;
+                let h = match &before {
+                    None => model.embed(piece),
+                    Some(reader) => reader.rows(at * width..(at + piece.len()) * width)?,
+                };
+                at += piece.len();
+                see(&model.run_layer(&mut state, h, tap))?;
+                self.progress.advance(piece.len() as u64, &format!("layer {layer}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn head(&self) -> Result<BTreeMap<String, SolvedModule>> {
+        let mut modules = BTreeMap::new();
+        let (config, layers) = (self.config(), self.config().num_hidden_layers());
+        for step in self.steps(None) {
+            const RECORD: &str = "head.json";
+            if self.scratch.has(RECORD) {
+                let json = ModelDir::open(self.scratch.dir())?.read_json(RECORD)?;
+                modules = serde_json::from_value(json).map_err(|e| InputError::file(RECORD).found(e))?;
+                break;
+            }
+            let model = crate::opened::checkpoint_model(self.checkpoint, Rounding::None)?;
+            let reader = HiddenReader::open(self.scratch, &self.hidden_before(layers))?;
+            let mut hessian = Hessian::new(config.hidden_size);
+            let total = self.sequences.total();
+            for start in (0..total).step_by(PIECE) {
+                self.interrupt.check()?;
+                let end = (start + PIECE).min(total);
+                let h = reader.rows(start * config.hidden_size..end * config.hidden_size)?;
+                hessian.add(&model.final_norm(&h));
+                self.progress.advance((end - start) as u64, "head");
+            }
+            let (solver, importance) = (self.solver(&hessian, step)?, hessian.importance());
+            drop(hessian);
+            self.module(step, Inputs { solver: &solver, importance: &importance }, None)?;
+            let solved =
+                SolvedModule { output_snr_db: None, damping: solver.damping(), dead_columns: solver.dead() };
+            modules.insert(step.module_name().to_owned(), solved);
+            let json = serde_json::to_vec(&modules).map_err(|e| InputError::file(RECORD).found(e))?;
+            self.scratch.write(RECORD, &json)?;
+        }
+        Ok(modules)
+    }
+
+    /// Solves one module into its file and, if there is room given, its decoded rows. Returns the
+    /// squared error of its outputs.
+    fn module(&self, step: &Step, inputs: Inputs<'_>, mut decoded: Option<&mut [f32]>) -> Result<f64> {
+        let codec: &dyn Codec = match self.format.codec(step.module) {
+            Some(codec) => codec,
+            None => return Ok(0.0),
+        };
+        let source = self.checkpoint.tensor(&step.source);
+        let (k, name) = (step.shape[1], file_of(step.module_name()));
+        let mut file = self.scratch.create(&name)?;
+        let mut noise = 0.0;
+        let starts: Vec<usize> = step.rows.clone().step_by(TASK_ROWS).collect();
+        for starts in starts.chunks(TASKS) {
+            self.interrupt.check()?;
+            let solved: Vec<_> = starts
+                .par_iter()
+                .map(|&start| {
+                    let rows = start..(start + TASK_ROWS).min(step.rows.end);
+                    let mut weights = vec![0.0; rows.len() * k];
+                    for (row, weights) in rows.zip(weights.chunks_exact_mut(k)) {
+                        source.decode_row(row, weights);
+                    }
+                    if weights.iter().all(|w| w.is_finite()) {
+                        Some(codec.solve(&weights, &inputs))
+                    } else {
+                        None
+                    }
+                })
+                .collect();
+            for (solved, &start) in solved.into_iter().zip(starts) {
+                let Some(solved) = solved else {
+                    return Err(InputError::default()
+                        .subject(&step.source)
+                        .expected("finite weights")
+                        .found(format!("NaN or infinite in the rows from {start} on"))
+                        .hint("the checkpoint is damaged, or training diverged")
+                        .into());
+                };
+                file.write_all(&solved.bytes)
+                    .map_err(|e| Failure::io(&self.scratch.dir().join(&name), "cannot write", e))?;
+                noise += solved.output_noise;
+                if let Some(decoded) = &mut decoded {
+                    let at = (start - step.rows.start) * k;
+                    decoded[at..at + solved.decoded.len()].copy_from_slice(&solved.decoded);
+                }
+            }
+        }
+        self.scratch.finish(&name, &file)?;
+        Ok(noise)
+    }
+}
