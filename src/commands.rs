@@ -2,6 +2,7 @@
 
 mod export_npu;
 mod generate;
+mod gguf;
 mod inspect;
 mod model_arg;
 mod quantize;
