@@ -2,12 +2,14 @@
 //!
 //! [`ModelDir`] guards which files may be opened, [`TensorFiles`] maps the safetensors files and
 //! proves that they agree with their index, [`Checkpoint`] adds what makes a directory a Spark-X2.5
-//! checkpoint. Artifacts are read back through the first two.
+//! checkpoint. Artifacts are read back through the first two. [`GgufFile`] is a model in one file, as
+//! llama.cpp has it.
 //!
 //! Inputs must not change while they are mapped: a file that shrinks under the map would end the
 //! process. [`TensorFiles::check_unchanged`] tells a changed file afterwards.
 
 mod directory;
+mod gguf_file;
 mod header;
 mod inventory;
 mod tensor_files;
@@ -15,6 +17,7 @@ mod tensor_files;
 use std::path::Path;
 
 pub use directory::ModelDir;
+pub use gguf_file::{GgufFile, is_gguf};
 pub use tensor_files::{Shard, TensorEntry, TensorFiles};
 
 use crate::error::{InputError, Result};

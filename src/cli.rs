@@ -25,7 +25,7 @@ pub struct Cli {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Say what a checkpoint or artifact is: architecture, tensors, sizes, problems
+    /// Say what a checkpoint, artifact or GGUF file is: architecture, tensors, sizes, problems
     Inspect(InspectArgs),
     /// Write a quantized artifact
     Quantize(QuantizeArgs),
@@ -33,7 +33,7 @@ pub enum Command {
     ExportNpu(Box<ExportNpuArgs>),
     /// Measure artifacts against the checkpoint they were made from; exit 1 when one fails
     Verify(VerifyArgs),
-    /// Generate text greedily from a checkpoint or an artifact
+    /// Generate text greedily from a checkpoint, an artifact or a GGUF file
     Generate(GenerateArgs),
 }
 
@@ -79,10 +79,19 @@ pub struct RunArgs {
     pub progress: Style,
 }
 
+/// Form of GELU that a GGUF file runs with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GeluArg {
+    /// As the model was trained
+    Exact,
+    /// The tanh form through a table of f16 numbers, as llama.cpp computes it on a CPU
+    Tanh,
+}
+
 /// `inspect`
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// Checkpoint or artifact: a directory, its config.json, or a hub-cache snapshot
+    /// Checkpoint or artifact: a directory, its config.json, or a hub-cache snapshot; or a GGUF file
     /// [default: $SPARK_CHECKPOINT, else the current directory]
     #[arg(value_name = "MODEL|ARTIFACT")]
     pub path: Option<PathBuf>,
@@ -348,9 +357,10 @@ pub struct ExportNpuArgs {
 #[command(after_help = "Examples:\n  \
     spark-convert verify\n  \
     spark-convert verify out/spark-w8a8 --reference Spark-X2.5-1.7B\n  \
-    spark-convert verify out/spark-w8a8 --min-weight-snr-db 35 --json")]
+    spark-convert verify out/spark-w8a8 --min-weight-snr-db 35 --json\n  \
+    spark-convert verify out/spark-w4a8 Spark-X2.5-1.7B-Q4_K_M.gguf --reference Spark-X2.5-1.7B")]
 pub struct VerifyArgs {
-    /// Artifacts [default: every one under artifacts/]
+    /// Artifacts, and GGUF files to compare them with [default: every artifact under artifacts/]
     #[arg(value_name = "ARTIFACT")]
     pub artifacts: Vec<PathBuf>,
     /// The checkpoint they were made from [default: $SPARK_CHECKPOINT, else the current directory]
@@ -371,6 +381,9 @@ pub struct VerifyArgs {
     /// Lowest share of the greedy tokens kept, from 0 to 1 [default: by scheme]
     #[arg(long, value_name = "SHARE")]
     pub min_greedy: Option<f64>,
+    /// Form of GELU that GGUF files run with [default: exact]
+    #[arg(long, value_enum)]
+    pub gelu: Option<GeluArg>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -392,9 +405,10 @@ fn scenario_name() -> clap::builder::PossibleValuesParser {
 #[command(after_help = "Examples:\n  \
     spark-convert generate --prompt \"What is the capital of France?\"\n  \
     spark-convert generate out/spark-w8a8 --prompt \"def add(a, b):\" --raw --max-new-tokens 40\n  \
-    spark-convert generate out/spark-w8a8 --tokens 3,17,42 --json")]
+    spark-convert generate out/spark-w8a8 --tokens 3,17,42 --json\n  \
+    spark-convert generate spark-Q8_0.gguf --tokenizer Spark-X2.5-1.7B --prompt \"Hello\"")]
 pub struct GenerateArgs {
-    /// Checkpoint or artifact [default: $SPARK_CHECKPOINT, else the current directory]
+    /// Checkpoint, artifact or GGUF file [default: $SPARK_CHECKPOINT, else the current directory]
     #[arg(value_name = "MODEL|ARTIFACT")]
     pub model: Option<PathBuf>,
     /// What the user says, put into the checkpoint's chat template
@@ -409,6 +423,12 @@ pub struct GenerateArgs {
     /// Answer without thinking first
     #[arg(long, requires = "prompt", conflicts_with_all = ["raw", "tokens"])]
     pub no_think: bool,
+    /// Model directory with the tokenizer and the chat template [default: that of the model]
+    #[arg(long, value_name = "MODEL")]
+    pub tokenizer: Option<PathBuf>,
+    /// Form of GELU that a GGUF file runs with [default: exact]
+    #[arg(long, value_enum)]
+    pub gelu: Option<GeluArg>,
     /// Stop after so many tokens, if the model does not stop before
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_new_tokens: u32,

@@ -3,6 +3,7 @@
 mod calibration;
 mod export_npu;
 mod generate;
+mod gguf;
 mod inspect;
 mod model_arg;
 mod quantize;

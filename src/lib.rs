@@ -13,6 +13,8 @@ pub mod commands;
 pub mod convert;
 pub mod error;
 pub mod formats;
+pub mod ggml;
+pub mod gguf;
 pub mod interpreter;
 pub mod interrupt;
 pub mod logging;

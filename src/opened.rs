@@ -1,14 +1,14 @@
-//! A checkpoint or an artifact, opened so that it can run: weights, tokenizer, chat template.
+//! A checkpoint, an artifact or a GGUF file, opened so that it can run: weights, tokenizer, chat template.
 
 use std::path::Path;
 
-use crate::checkpoint::{CONFIG_FILE, Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles};
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, GgufFile, MANIFEST_FILE, ModelDir, TensorFiles, is_gguf};
 use crate::error::{Failure, InputError, Result};
 use crate::formats::{self, Fit, Format, Packed};
 use crate::plan::{module_of, qkv_parts};
 use crate::runtime::{
-    Embedding, Linear, Model, PackedEmbedding, Rounding, StackedLinear, packed_linear,
-    packed_linear_on_floats,
+    BlockEmbedding, BlockLinear, Embedding, Linear, Model, PackedEmbedding, Rounding, StackedLinear,
+    packed_linear, packed_linear_on_floats,
 };
 use crate::spark::{Module, SparkConfig, TensorSpec};
 use crate::tokenize::{ChatError, ChatTemplate, Tokenizer};
@@ -20,6 +20,8 @@ pub enum Opened {
     Checkpoint(Box<Checkpoint>),
     /// An artifact of this tool.
     Artifact(Box<Artifact>),
+    /// A model of llama.cpp's.
+    Gguf(Box<GgufFile>),
 }
 
 /// The parts of an artifact that running it takes.
@@ -122,11 +124,14 @@ pub fn artifact_config(dir: &ModelDir) -> Result<(SparkConfig, Option<serde_json
 }
 
 impl Opened {
-    /// Opens a directory: an artifact if it has a manifest, else a checkpoint.
+    /// Opens a GGUF file, or a directory: an artifact if it has a manifest, else a checkpoint.
     ///
     /// # Errors
-    /// When it is neither, or not complete.
+    /// When it is none of these, or not complete.
     pub fn open(path: &Path) -> Result<Self> {
+        if is_gguf(path) {
+            return Ok(Self::Gguf(Box::new(GgufFile::open(path)?)));
+        }
         let dir = ModelDir::open(path)?;
         if !dir.has(MANIFEST_FILE) {
             return Ok(Self::Checkpoint(Box::new(Checkpoint::open(path)?)));
@@ -139,11 +144,12 @@ impl Opened {
         Ok(Self::Artifact(Box::new(Artifact::open(dir, format)?)))
     }
 
-    /// The directory.
+    /// The directory; that of a GGUF file is the one that it lies in.
     pub fn dir(&self) -> &ModelDir {
         match self {
             Self::Checkpoint(checkpoint) => &checkpoint.dir,
             Self::Artifact(artifact) => &artifact.dir,
+            Self::Gguf(file) => &file.dir,
         }
     }
 
@@ -152,6 +158,7 @@ impl Opened {
         match self {
             Self::Checkpoint(checkpoint) => &checkpoint.config,
             Self::Artifact(artifact) => &artifact.config,
+            Self::Gguf(file) => &file.config,
         }
     }
 
@@ -163,6 +170,7 @@ impl Opened {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint_model(checkpoint, Rounding::None),
             Self::Artifact(artifact) => artifact.model(),
+            Self::Gguf(file) => gguf_model(file),
         }
     }
 }
@@ -173,6 +181,23 @@ impl Opened {
 /// When a tensor is missing or is not what it should be.
 pub fn checkpoint_model(checkpoint: &Checkpoint, rounding: Rounding) -> Result<Model<'_>> {
     Model::from_views(checkpoint.config.clone(), rounding, |name| checkpoint.files.get(name))
+}
+
+/// The model of a GGUF file: floats where they lie, blocks decoded as they are multiplied.
+///
+/// # Errors
+/// When a tensor is not what it should be.
+pub fn gguf_model(file: &GgufFile) -> Result<Model<'_>> {
+    let linear = |spec: &TensorSpec| -> Result<Option<Box<dyn Linear + '_>>> {
+        Ok(file
+            .blocks(&spec.name)?
+            .map(|blocks| -> Box<dyn Linear + '_> { Box::new(BlockLinear::new(blocks)) }))
+    };
+    let embedding = |spec: &TensorSpec| -> Result<Option<Box<dyn Embedding + '_>>> {
+        let blocks = file.blocks(&spec.name)?;
+        Ok(blocks.map(|blocks| -> Box<dyn Embedding + '_> { Box::new(BlockEmbedding::new(blocks)) }))
+    };
+    Model::from_parts(file.config.clone(), Rounding::None, |name| file.floats(name), linear, embedding)
 }
 
 /// The tokenizer of a model directory.

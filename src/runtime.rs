@@ -18,6 +18,7 @@ mod attention;
 mod cache;
 mod embedding;
 mod forward;
+mod gelu;
 pub(crate) mod kernels;
 mod linear;
 mod model;
@@ -26,11 +27,13 @@ mod rope;
 mod rounding;
 
 pub use cache::State;
-pub use embedding::{Embedding, FloatEmbedding, PackedEmbedding};
+pub use embedding::{BlockEmbedding, Embedding, FloatEmbedding, PackedEmbedding};
 pub use forward::{Edge, LayerEdge, LayerState, argmax};
+pub use gelu::Gelu;
 pub use linear::{
-    FloatLinear, Int4FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear, StackedLinear,
-    multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear, packed_linear_on_floats, split_rows,
+    BlockLinear, FloatLinear, Int4FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear,
+    StackedLinear, multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear,
+    packed_linear_on_floats, split_rows,
 };
 pub use model::{LayerParts, Model, ModelParts};
 pub(crate) use rope::{Angles, Rope};

@@ -6,6 +6,7 @@
 //! fails the artifact; the figures of the last two are held against gates.
 
 mod behaviour;
+mod contestant;
 mod contract;
 mod integrity;
 mod json_diff;
@@ -14,6 +15,7 @@ mod weights;
 use serde::Serialize;
 
 pub use behaviour::{Behaviour, Reference, ScenarioReport, check_behaviour};
+pub use contestant::{check_contestant, check_same_model};
 pub use contract::check_contract;
 pub use integrity::{check_integrity, check_source, read_manifest};
 pub use weights::{ModuleSnr, check_weights};

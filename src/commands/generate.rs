@@ -1,10 +1,11 @@
-//! `generate`: greedy text from a checkpoint or an artifact.
+//! `generate`: greedy text from a checkpoint, an artifact or a GGUF file.
 
 use std::io::Write;
 
 use serde_json::json;
 
-use super::{model_arg, on_threads, print_json};
+use super::{gguf, model_arg, on_threads, print_json};
+use crate::checkpoint::ModelDir;
 use crate::cli::GenerateArgs;
 use crate::error::{Exit, Failure, InputError};
 use crate::interrupt::Interrupt;
@@ -15,20 +16,42 @@ use crate::tokenize::{Chat, DecodeStream, Tokenizer};
 pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<Exit> {
     let path = model_arg::resolve(args.model.as_deref(), "MODEL|ARTIFACT")?;
     let opened = Opened::open(&path)?;
+    if args.gelu.is_some() && !matches!(opened, Opened::Gguf(_)) {
+        return Err(gguf::gelu_of_others().into());
+    }
+    let dir = args.tokenizer.as_deref().map_or_else(|| Ok(opened.dir().clone()), ModelDir::open)?;
+    if let Opened::Gguf(file) = &opened
+        && args.tokens.is_none()
+        && !dir.has("tokenizer.json")
+    {
+        let error = InputError::file(&file.file_name)
+            .expected("tokenizer.json of the checkpoint that it was made from")
+            .found(format!("none in {}", dir.path().display()))
+            .hint("pass that checkpoint with --tokenizer");
+        return Err(Failure::from(error).into());
+    }
     // Ids in, ids out: then a missing tokenizer only costs the text.
-    let tokenizer = match tokenizer(opened.dir(), opened.config()) {
+    let tokenizer = match tokenizer(&dir, opened.config()) {
         Ok(tokenizer) => Some(tokenizer),
-        Err(_) if args.tokens.is_some() && !opened.dir().has("tokenizer.json") => None,
+        Err(_) if args.tokens.is_some() && args.tokenizer.is_none() && !dir.has("tokenizer.json") => None,
         Err(e) => return Err(e.into()),
     };
-    let prompt = prompt(args, &opened, tokenizer.as_ref())?;
+    if let (Opened::Gguf(file), Some(tokenizer)) = (&opened, &tokenizer) {
+        file.check_vocabulary(|id| tokenizer.token(id))?;
+    }
+    let prompt = prompt(args, &dir, &opened, tokenizer.as_ref())?;
     let interrupt = Interrupt::install()?;
     on_threads(args.threads, || generate(args, &opened, tokenizer.as_ref(), &prompt, &interrupt))??;
     Ok(Exit::Done)
 }
 
 /// The ids of the prompt.
-fn prompt(args: &GenerateArgs, opened: &Opened, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Vec<u32>> {
+fn prompt(
+    args: &GenerateArgs,
+    dir: &ModelDir,
+    opened: &Opened,
+    tokenizer: Option<&Tokenizer>,
+) -> anyhow::Result<Vec<u32>> {
     if let Some(ids) = &args.tokens {
         let vocab = opened.config().vocab_size;
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
@@ -52,7 +75,7 @@ fn prompt(args: &GenerateArgs, opened: &Opened, tokenizer: Option<&Tokenizer>) -
             add_generation_prompt: true,
             enable_thinking: args.no_think.then_some(false),
         };
-        let template = chat_template(opened.dir())?;
+        let template = chat_template(dir)?;
         let template = template.ok_or_else(|| no_chat_template("plain text needs none: pass --raw"))?;
         let rendered = template.render(&chat);
         let rendered =
@@ -72,7 +95,7 @@ fn generate(
     prompt: &[u32],
     interrupt: &Interrupt,
 ) -> anyhow::Result<()> {
-    let model = opened.model()?;
+    let model = opened.model()?.with_gelu(gguf::gelu(args.gelu));
     let mut state = State::new(model.config());
     let mut out =
         Output { stream: tokenizer.map(|t| t.decode_stream(false)), live: !args.json, text: String::new() };

@@ -1,11 +1,11 @@
-//! `inspect`: what a directory is, from its headers.
+//! `inspect`: what a model is, from its headers.
 
 use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::{model_arg, print, print_json, table};
-use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles};
+use super::{gguf, model_arg, print, print_json, table};
+use crate::checkpoint::{Checkpoint, GgufFile, MANIFEST_FILE, ModelDir, TensorFiles, is_gguf};
 use crate::cli::InspectArgs;
 use crate::error::{Exit, InputError};
 use crate::opened::artifact_config;
@@ -15,6 +15,10 @@ use crate::verify::read_manifest;
 
 pub(super) fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     let path = model_arg::resolve(args.path.as_deref(), "MODEL|ARTIFACT")?;
+    if is_gguf(&path) {
+        gguf::inspect(&GgufFile::open(&path)?, args)?;
+        return Ok(Exit::Done);
+    }
     let dir = ModelDir::open(&path)?;
     match dir.has(MANIFEST_FILE) {
         true => artifact(&dir, args)?,
@@ -94,7 +98,7 @@ fn artifact(dir: &ModelDir, args: &InspectArgs) -> anyhow::Result<()> {
     Ok(print(&text)?)
 }
 
-fn architecture_json(config: &SparkConfig) -> serde_json::Value {
+pub(super) fn architecture_json(config: &SparkConfig) -> serde_json::Value {
     let count = |kind| config.layer_types.iter().filter(|t| **t == kind).count();
     json!({
         "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
@@ -106,7 +110,7 @@ fn architecture_json(config: &SparkConfig) -> serde_json::Value {
     })
 }
 
-fn architecture_text(config: &SparkConfig) -> String {
+pub(super) fn architecture_text(config: &SparkConfig) -> String {
     let count = |kind| config.layer_types.iter().filter(|t| **t == kind).count();
     format!(
         "  hidden {}, MLP {}, {} layers ({} sliding with window {}, {} full), {} query and {} key-value heads of {}, \

@@ -1,13 +1,15 @@
 //! `verify`: judge artifacts from their bytes on disk; any finding, or a missed gate, is exit 1.
 
+mod contestant;
+
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::{model_arg, on_threads, print, print_json, table};
+use super::{gguf, model_arg, on_threads, print, print_json, table};
 use crate::artifact::{Manifest, rounded};
-use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles};
+use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles, is_gguf};
 use crate::cli::VerifyArgs;
 use crate::error::{Exit, Failure, Result};
 use crate::formats::{self, Format, Gates};
@@ -33,6 +35,9 @@ const ARTIFACTS: &str = "artifacts";
 struct Verdict {
     artifact: PathBuf,
     scheme: Option<String>,
+    /// Of a GGUF file, which has no scheme of ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    contestant: Option<contestant::Contestant>,
     passed: bool,
     gates: Vec<Gate>,
     findings: Vec<Finding>,
@@ -74,6 +79,9 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
         [] => artifacts_here()?,
         given => given.to_vec(),
     };
+    if args.gelu.is_some() && !artifacts.iter().any(|path| is_gguf(path)) {
+        return Err(gguf::gelu_of_others().into());
+    }
     let scenarios = scenarios(args)?;
     let reference = model_arg::resolve(args.reference.as_deref(), "--reference")?;
     let checkpoint = Checkpoint::open(&reference)?;
@@ -89,7 +97,9 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
     let verdicts = on_threads(args.run.threads, || -> Result<Vec<Verdict>> {
         // What is not an artifact, or another checkpoint's, is told before any time is spent on it.
         for path in &artifacts {
-            if let Ok(manifest) = read_manifest(&ModelDir::open(path)?)? {
+            if is_gguf(path) {
+                contestant::check(path, &checkpoint)?;
+            } else if let Ok(manifest) = read_manifest(&ModelDir::open(path)?)? {
                 check_source(&checkpoint, &manifest.source.files)?;
             }
         }
@@ -214,10 +224,14 @@ fn run_references(
 }
 
 fn judge(path: &Path, source: &Source<'_>, args: &VerifyArgs, interrupt: &Interrupt) -> Result<Verdict> {
+    if is_gguf(path) {
+        return contestant::judge(path, source, args, interrupt);
+    }
     let dir = ModelDir::open(path)?;
     let mut verdict = Verdict {
         artifact: path.to_owned(),
         scheme: None,
+        contestant: None,
         passed: false,
         gates: Vec::new(),
         findings: Vec::new(),
@@ -329,6 +343,9 @@ fn behaviour_gates(behaviour: &Behaviour, args: &VerifyArgs, defaults: Gates) ->
 fn text(verdict: &Verdict) -> String {
     let scheme = verdict.scheme.as_deref().unwrap_or("unknown scheme");
     let mut text = format!("{}  {scheme}\n", verdict.artifact.display());
+    if let Some(contestant) = &verdict.contestant {
+        text += &contestant.text();
+    }
     let mut worst: Vec<_> = verdict.modules.iter().collect();
     worst.sort_by(|a, b| a.snr_db.unwrap_or(f64::INFINITY).total_cmp(&b.snr_db.unwrap_or(f64::INFINITY)));
     if !worst.is_empty() {

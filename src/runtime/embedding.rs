@@ -1,6 +1,7 @@
 //! Token ids to rows of the residual stream.
 
 use crate::error::{InputError, Result};
+use crate::ggml::BlockMatrix;
 use crate::pack::Int4Matrix;
 use crate::tensor::{TensorView, dtype_name, element_bytes};
 
@@ -69,6 +70,31 @@ impl<'a> PackedEmbedding<'a> {
 }
 
 impl Embedding for PackedEmbedding<'_> {
+    fn vocab_size(&self) -> usize {
+        self.0.shape()[0]
+    }
+
+    fn hidden_size(&self) -> usize {
+        self.0.shape()[1]
+    }
+
+    fn row(&self, token: u32, out: &mut [f32]) {
+        self.0.decode_row(token as usize, out);
+    }
+}
+
+/// An embedding of ggml's blocks, of which a row at a time is decoded.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockEmbedding<'a>(BlockMatrix<'a>);
+
+impl<'a> BlockEmbedding<'a> {
+    /// Over a matrix `[vocab, hidden]`.
+    pub fn new(matrix: BlockMatrix<'a>) -> Self {
+        Self(matrix)
+    }
+}
+
+impl Embedding for BlockEmbedding<'_> {
     fn vocab_size(&self) -> usize {
         self.0.shape()[0]
     }

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::attention::attend;
 use super::cache::LayerCache;
-use super::kernels::activation::{gelu, sigmoid};
+use super::kernels::activation::sigmoid;
 use super::norm::rms_norm;
 use super::rope::Angles;
 use super::{LayerParts, Linear, Model, State};
@@ -307,7 +307,7 @@ impl Model<'_> {
         self.linear(&*layer.mlp_gate, &b.normed, &mut b.gate);
         tap(LayerEdge::MlpGate, &b.gate);
         b.gate.par_chunks_mut(ffn.min(2048)).for_each(|gate| {
-            gelu(gate);
+            self.gelu.apply(gate);
             rounding.apply(gate);
         });
         tap(LayerEdge::MlpActivated, &b.gate);

@@ -1,5 +1,6 @@
 //! What a projection is to the forward pass, whatever its weights are made of.
 
+mod blocks;
 mod float;
 mod int4;
 mod int4_float;
@@ -15,6 +16,7 @@ use super::kernels::dot;
 use super::kernels::rows::Rows;
 use crate::error::Result;
 use crate::formats::{Activations, Packed};
+pub use blocks::BlockLinear;
 pub use float::FloatLinear;
 pub use int4::Int4Linear;
 pub use int4_float::Int4FloatLinear;

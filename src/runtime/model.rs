@@ -2,7 +2,7 @@
 
 use super::attention::Heads;
 use super::rope::{Angles, Rope};
-use super::{Embedding, FloatEmbedding, FloatLinear, Linear, Rounding};
+use super::{Embedding, FloatEmbedding, FloatLinear, Gelu, Linear, Rounding};
 use crate::error::{InputError, Result};
 use crate::spark::{LayerType, Module, SparkConfig, TensorSpec, tensor_specs};
 use crate::tensor::TensorView;
@@ -49,6 +49,7 @@ pub struct Model<'a> {
     pub(super) heads: Heads,
     pub(super) rope_sliding: Option<Rope>,
     pub(super) rope_full: Option<Rope>,
+    pub(super) gelu: Gelu,
 }
 
 impl<'a> Model<'a> {
@@ -66,7 +67,7 @@ impl<'a> Model<'a> {
         };
         let rope_sliding = config.rope_sliding.map(Rope::new);
         let rope_full = config.rope_full.map(Rope::new);
-        Ok(Self { heads, rope_sliding, rope_full, parts })
+        Ok(Self { heads, rope_sliding, rope_full, parts, gelu: Gelu::Exact })
     }
 
     /// The model of a checkpoint: `lookup` finds tensors by their full names. Only the norms are
@@ -149,6 +150,12 @@ impl<'a> Model<'a> {
             rounding,
         };
         Self::new(parts)
+    }
+
+    /// The same with another form of GELU: what an engine makes of the model that has no other.
+    #[must_use]
+    pub fn with_gelu(self, gelu: Gelu) -> Self {
+        Self { gelu, ..self }
     }
 
     /// The architecture.

@@ -16,7 +16,7 @@ use crate::quant::{ErrorSums, Method};
 use crate::tensor::{TensorView, amax_bits};
 
 /// Rows summed by one task: part of the order of summation, so independent of the thread count.
-const ROWS_PER_TASK: usize = 64;
+pub(super) const ROWS_PER_TASK: usize = 64;
 
 /// The manifest's SNR is rounded to 0.001 dB, and measured on the same bytes.
 const SNR_TOLERANCE_DB: f64 = 0.01;

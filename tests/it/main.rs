@@ -7,6 +7,7 @@ mod export_npu;
 mod export_npu_run;
 mod forward;
 mod four_bits;
+mod gguf;
 mod gptq;
 mod known_failures;
 mod quantize;

@@ -2,3 +2,4 @@
 //! inputs at run time with the same code as `cargo xtask`.
 
 pub mod fixtures;
+pub mod gguf;

@@ -6,8 +6,9 @@ use half::{bf16, f16};
 use serde_json::Value;
 
 use super::*;
+use crate::ggml::{BlockMatrix, BlockType};
 use crate::pack::{CodeLayout, GroupGrids, Int4Matrix, PackedCodes, pack_columns, pack_rows, zero_points};
-use crate::runtime::{Embedding, PackedEmbedding, Rounding};
+use crate::runtime::{BlockEmbedding, Embedding, PackedEmbedding, Rounding};
 use crate::tensor::{Dtype, TensorView};
 
 /// Values without pattern in -1..1.
@@ -425,4 +426,52 @@ fn grids_that_are_no_integers_are_no_w4a8() {
         assert!(Int4Linear::new(int4.matrix(kind)).unwrap_err().to_string().contains("zero points"));
     }
     assert!(Int4Linear::new(int4.matrix(Kind::Gptq)).unwrap_err().to_string().contains("192"));
+}
+
+/// Blocks of random codes whose f16 numbers are of the size of a weight's scale.
+fn block_bytes(kind: BlockType, count: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        noise(count * kind.bytes(), 9).iter().map(|x| ((x + 1.0) * 127.99) as u8).collect();
+    let halves: &[usize] = match kind {
+        BlockType::Q8_0 => &[0],
+        BlockType::Q4K | BlockType::Q5K => &[0, 2],
+        BlockType::Q6K => &[208],
+    };
+    for (block, scale) in bytes.chunks_mut(kind.bytes()).zip(noise(count, 10)) {
+        for at in halves {
+            block[*at..at + 2].copy_from_slice(&f16::from_f32(scale * 0.01).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+#[test]
+fn block_linears() {
+    for kind in [BlockType::Q8_0, BlockType::Q4K, BlockType::Q5K, BlockType::Q6K] {
+        // One piece of a row, one and a half, and a whole number of them.
+        for (n, k) in [(37, 256), (5, 768), (1, 1024)] {
+            let bytes = block_bytes(kind, n * k / kind.elements());
+            let matrix = BlockMatrix::new(kind, [n, k], &bytes).unwrap();
+            let mut w = vec![0.0; n * k];
+            for (row, out) in w.chunks_mut(k).enumerate() {
+                matrix.decode_row(row, out);
+            }
+            suite(&BlockLinear::new(matrix), &w, floats);
+
+            // Against the same weights as f32: the same bits, for few tokens and for many.
+            let float_bytes: Vec<u8> = w.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let view = TensorView { name: "w", dtype: Dtype::F32, shape: &[n, k], bytes: &float_bytes };
+            let float = FloatLinear::new(view, Rounding::None).unwrap();
+            for tokens in [1, 2 * WIDEN_FROM] {
+                let x = noise(tokens * k, 3);
+                let (mut y, mut expected) = (vec![0.0; tokens * n], vec![0.0; tokens * n]);
+                BlockLinear::new(matrix).forward(&x, &mut y);
+                float.forward(&x, &mut expected);
+                assert_eq!(y, expected, "{} {tokens}", kind.name());
+            }
+            let mut row = vec![0.0; k];
+            BlockEmbedding::new(matrix).row(u32::try_from(n - 1).unwrap(), &mut row);
+            assert_eq!(row, w[(n - 1) * k..]);
+        }
+    }
 }
