@@ -6,7 +6,7 @@ use super::attention::attend;
 use super::cache::LayerCache;
 use super::kernels::activation::{gelu, sigmoid};
 use super::norm::rms_norm;
-use super::{LayerParts, Linear, Model, State};
+use super::{Angles, LayerParts, Linear, Model, State};
 use crate::error::{Failure, Result};
 use crate::spark::{GateActivation, LayerType};
 
@@ -80,6 +80,23 @@ struct Buffers {
     added: Vec<f32>,
 }
 
+impl Buffers {
+    /// For `n` tokens.
+    fn new(model: &Model<'_>, n: usize) -> Self {
+        let c = model.config();
+        Self {
+            h: vec![0.0; n * c.hidden_size],
+            normed: vec![0.0; n * c.hidden_size],
+            qkv: vec![0.0; n * model.heads.qkv()],
+            head_gate: vec![0.0; n * c.num_attention_heads],
+            heads: vec![0.0; n * c.q_rows()],
+            gate: vec![0.0; n * c.intermediate_size],
+            up: vec![0.0; n * c.intermediate_size],
+            added: vec![0.0; n * c.hidden_size],
+        }
+    }
+}
+
 impl Model<'_> {
     /// Takes in tokens and returns their final-norm hidden states, `[tokens, hidden]`.
     ///
@@ -143,16 +160,7 @@ impl Model<'_> {
 
     fn chunk(&self, state: &mut State, tokens: &[u32], tap: &mut Tap<'_>) {
         let (c, n, position) = (self.config(), tokens.len(), state.position);
-        let mut b = Buffers {
-            h: vec![0.0; n * c.hidden_size],
-            normed: vec![0.0; n * c.hidden_size],
-            qkv: vec![0.0; n * self.heads.qkv()],
-            head_gate: vec![0.0; n * c.num_attention_heads],
-            heads: vec![0.0; n * c.q_rows()],
-            gate: vec![0.0; n * c.intermediate_size],
-            up: vec![0.0; n * c.intermediate_size],
-            added: vec![0.0; n * c.hidden_size],
-        };
+        let mut b = Buffers::new(self, n);
         for (row, token) in b.h.chunks_exact_mut(c.hidden_size).zip(tokens) {
             self.parts.embedding.row(*token, row);
         }
@@ -160,37 +168,66 @@ impl Model<'_> {
         // One table per layer type serves all its layers.
         let angles = |kind| self.angles(kind, position..position + n);
         let (sliding, full) = (angles(LayerType::Sliding), angles(LayerType::Full));
-        for (i, (layer, cache)) in self.parts.layers.iter().zip(&mut state.layers).enumerate() {
+        for (i, cache) in state.layers.iter_mut().enumerate() {
             let tap = &mut |edge: LayerEdge, rows: &[f32]| tap(Edge::Layer(i, edge), position, rows);
             let angles = match c.layer_types[i] {
                 LayerType::Sliding => &sliding,
                 LayerType::Full => &full,
             };
-            self.norm(&b.h, &layer.input_norm, &mut b.normed);
-            tap(LayerEdge::InputNorm, &b.normed);
-            self.linear(&*layer.qkv, &b.normed, &mut b.qkv);
-            tap(LayerEdge::Qkv, &b.qkv);
-            if let Some(angles) = angles {
-                let rotated = (self.heads.queries + self.heads.keys) * self.heads.dim;
-                b.qkv.par_chunks_exact_mut(self.heads.qkv()).enumerate().for_each(|(t, row)| {
-                    for head in row[..rotated].chunks_exact_mut(self.heads.dim) {
-                        angles.rotate(t, head, self.rounding());
-                    }
-                });
-            }
-            tap(LayerEdge::Rotated, &b.qkv);
-            self.attention(layer, cache, position, &mut b, tap);
-            add(&mut b.h, &b.added);
-            tap(LayerEdge::AfterAttention, &b.h);
-            self.norm(&b.h, &layer.post_attention_norm, &mut b.normed);
-            tap(LayerEdge::PostAttentionNorm, &b.normed);
-            self.mlp(layer, &mut b, tap);
-            add(&mut b.h, &b.added);
-            tap(LayerEdge::Output, &b.h);
+            self.layer(i, cache, position, angles.as_ref(), &mut b, tap);
         }
         self.norm(&b.h, &self.parts.final_norm, &mut b.normed);
         tap(Edge::FinalNorm, position, &b.normed);
         state.position += n;
+    }
+
+    /// Runs one layer on rows of the residual stream that another model has made, `[tokens, hidden]`, and
+    /// replaces them by what this layer makes of them. `state` holds the keys and values of the rows that
+    /// came before; `position` is that of the first row, and pieces come in order.
+    ///
+    /// # Panics
+    /// When there is no such layer, the state is another model's, or the rows do not fit.
+    pub fn run_layer(&self, layer: usize, state: &mut State, position: usize, rows: &mut [f32]) {
+        let n = rows.len() / self.config().hidden_size;
+        let mut b = Buffers::new(self, n);
+        b.h.copy_from_slice(rows);
+        let angles = self.angles(self.config().layer_types[layer], position..position + n);
+        self.layer(layer, &mut state.layers[layer], position, angles.as_ref(), &mut b, &mut |_: LayerEdge, _: &[f32]| {});
+        rows.copy_from_slice(&b.h);
+    }
+
+    /// Takes the residual stream in `b.h` through one layer.
+    fn layer(
+        &self,
+        i: usize,
+        cache: &mut LayerCache,
+        position: usize,
+        angles: Option<&Angles>,
+        b: &mut Buffers,
+        tap: &mut impl FnMut(LayerEdge, &[f32]),
+    ) {
+        let layer = &self.parts.layers[i];
+        self.norm(&b.h, &layer.input_norm, &mut b.normed);
+        tap(LayerEdge::InputNorm, &b.normed);
+        self.linear(&*layer.qkv, &b.normed, &mut b.qkv);
+        tap(LayerEdge::Qkv, &b.qkv);
+        if let Some(angles) = angles {
+            let rotated = (self.heads.queries + self.heads.keys) * self.heads.dim;
+            b.qkv.par_chunks_exact_mut(self.heads.qkv()).enumerate().for_each(|(t, row)| {
+                for head in row[..rotated].chunks_exact_mut(self.heads.dim) {
+                    angles.rotate(t, head, self.rounding());
+                }
+            });
+        }
+        tap(LayerEdge::Rotated, &b.qkv);
+        self.attention(layer, cache, position, b, tap);
+        add(&mut b.h, &b.added);
+        tap(LayerEdge::AfterAttention, &b.h);
+        self.norm(&b.h, &layer.post_attention_norm, &mut b.normed);
+        tap(LayerEdge::PostAttentionNorm, &b.normed);
+        self.mlp(layer, b, tap);
+        add(&mut b.h, &b.added);
+        tap(LayerEdge::Output, &b.h);
     }
 
     fn attention(
