@@ -4,6 +4,7 @@
 mod hash;
 mod manifest;
 mod shard_writer;
+mod single;
 mod staging;
 
 pub(crate) use hash::hex as finish_hash;
@@ -13,4 +14,5 @@ pub use manifest::{
 };
 pub(crate) use manifest::{MANIFEST_VERSION, rounded};
 pub use shard_writer::{ShardWriter, WrittenShard};
+pub use single::write_file;
 pub use staging::{Staging, check_space, refuse_overlap};
