@@ -5,6 +5,7 @@ mod hash;
 mod manifest;
 mod scratch;
 mod shard_writer;
+mod single;
 mod staging;
 
 pub(crate) use hash::hex as finish_hash;
@@ -15,4 +16,5 @@ pub use manifest::{
 pub(crate) use manifest::{MANIFEST_VERSION, rounded};
 pub use scratch::Scratch;
 pub use shard_writer::{ShardWriter, WrittenShard};
+pub use single::write_file;
 pub use staging::{Staging, check_space, refuse_overlap};

@@ -358,6 +358,7 @@ pub struct ExportNpuArgs {
     spark-convert verify\n  \
     spark-convert verify out/spark-w8a8 --reference Spark-X2.5-1.7B\n  \
     spark-convert verify out/spark-w8a8 --min-weight-snr-db 35 --json\n  \
+    spark-convert verify out/spark-w8a8 out/spark-w4a8 --gates gates.toml --report report --junit verify.xml\n  \
     spark-convert verify out/spark-w4a8 Spark-X2.5-1.7B-Q4_K_M.gguf --reference Spark-X2.5-1.7B")]
 pub struct VerifyArgs {
     /// Artifacts, and GGUF files to compare them with [default: every artifact under artifacts/]
@@ -366,9 +367,15 @@ pub struct VerifyArgs {
     /// The checkpoint they were made from [default: $SPARK_CHECKPOINT, else the current directory]
     #[arg(long, value_name = "MODEL")]
     pub reference: Option<PathBuf>,
-    /// Scenarios to run, or none [default: all]
-    #[arg(long, value_name = "NAME", value_parser = scenario_name())]
+    /// Prompts of your own: a directory of .txt, .md and .jsonl files [default: the bundled suite]
+    #[arg(long, value_name = "DIR")]
+    pub suite: Option<PathBuf>,
+    /// Scenarios of the suite to run, or none [default: all]
+    #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,
+    /// Bars of a TOML file, for all artifacts, a scheme or a scenario; the options below win over it
+    #[arg(long, value_name = "FILE")]
+    pub gates: Option<PathBuf>,
     /// Lowest weight SNR of any module, in dB [default: by scheme]
     #[arg(long, value_name = "DB", allow_negative_numbers = true)]
     pub min_weight_snr_db: Option<f64>,
@@ -384,6 +391,15 @@ pub struct VerifyArgs {
     /// Form of GELU that GGUF files run with [default: exact]
     #[arg(long, value_enum)]
     pub gelu: Option<GeluArg>,
+    /// Lowest share of the tool calls kept, from 0 to 1 [default: none]
+    #[arg(long, value_name = "SHARE")]
+    pub min_actions: Option<f64>,
+    /// Write report.json, report.md and report.html into this directory
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+    /// Write JUnit XML
+    #[arg(long, value_name = "FILE")]
+    pub junit: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -393,11 +409,6 @@ pub struct VerifyArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub log: LogArgs,
-}
-
-/// Names that `--scenario` takes.
-fn scenario_name() -> clap::builder::PossibleValuesParser {
-    crate::scenario::names().chain(["none"]).collect::<Vec<_>>().into()
 }
 
 /// `generate`

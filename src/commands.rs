@@ -8,8 +8,8 @@ mod inspect;
 mod model_arg;
 mod quantize;
 mod scheme;
-mod table;
 mod verify;
+mod verify_args;
 
 use std::io::Write;
 
@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::cli::{Command, LogArgs, ThreadArgs};
 use crate::error::{Exit, Failure};
+use crate::table;
 
 /// Runs a command.
 ///

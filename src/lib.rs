@@ -5,6 +5,7 @@
 //! [`artifact`] writes it all or nothing, [`runtime`] runs checkpoints and artifacts, and [`verify`]
 //! judges the written bytes.
 
+pub mod actions;
 pub mod artifact;
 pub mod calibrate;
 pub mod checkpoint;
@@ -13,6 +14,7 @@ pub mod commands;
 pub mod convert;
 pub mod error;
 pub mod formats;
+pub mod gates;
 pub mod ggml;
 pub mod gguf;
 pub mod interpreter;
@@ -26,11 +28,13 @@ pub mod pack;
 pub mod plan;
 pub mod progress;
 pub mod quant;
+pub mod report;
 pub mod runtime;
 pub mod scenario;
 mod simd;
 pub mod solve;
 pub mod spark;
+mod table;
 pub mod tensor;
 pub mod tokenize;
 pub mod verify;

@@ -4,57 +4,73 @@
 //! sums are taken in f64, since the divergences of interest are smaller than an f32 can hold beside
 //! a logit.
 
-use serde::Serialize;
+mod greedy;
+mod spread;
+
+use serde::{Deserialize, Serialize};
 
 use crate::quant::ErrorSums;
 use crate::runtime::argmax;
+pub use greedy::{Divergence, Greedy, TIE_NATS};
+use spread::count;
+pub use spread::{Histogram, Mean, Quantiles};
 
 /// Tokens of the reference whose log-probabilities are compared.
 pub const TOP: usize = 20;
 
-/// A reference's choice with a margin of at most this many nats is as good as undecided.
-pub const TIE_NATS: f64 = 0.05;
+/// The lowest SNR that is reported: noise over silence has none.
+const LOWEST_SNR_DB: f64 = -1000.0;
 
 /// The comparison of two models on one text.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
     logits: ErrorSums,
     kl: Vec<f64>,
-    same_top: usize,
-    top_overlap: usize,
+    same_top: Vec<bool>,
+    top_overlap: Vec<usize>,
     max_logprob_diff: f64,
+    /// Negative log-likelihoods of the text's next token: the reference's, the other's.
+    nll: Vec<[f64; 2]>,
+    not_finite: usize,
 }
 
 /// What a [`Comparison`] comes to.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Positions compared.
     pub positions: usize,
+    /// Positions that could not be compared, since a logit is NaN or infinite. Any of them is a finding.
+    pub not_finite: usize,
     /// `10 log10(sum r^2 / sum (r - y)^2)` over all logits; null where they are equal.
     pub logits_snr_db: Option<f64>,
     /// KL(reference || other) per position, in nats.
     pub kl: Quantiles,
     /// Share of positions with the same most likely token.
     pub same_top: f64,
+    /// Its standard error; see [`Mean::sem`].
+    pub same_top_sem: Option<f64>,
     /// Mean share of the reference's 20 most likely tokens that are among the other's.
     pub top20_overlap: f64,
+    /// Its standard error.
+    pub top20_overlap_sem: Option<f64>,
     /// Largest difference of log-probability among the reference's 20 most likely tokens, in nats.
     pub max_logprob_diff: f64,
+    /// How well both predict the text; null where no token follows.
+    pub perplexity: Option<Perplexity>,
 }
 
-/// Mean and tail.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Quantiles {
-    /// Mean.
-    pub mean: f64,
-    /// Median.
-    pub median: f64,
-    /// 99 % of the positions are at or below.
-    pub p99: f64,
-    /// 99.9 % of the positions are at or below.
-    pub p999: f64,
-    /// Largest.
-    pub max: f64,
+/// How well both models predict a text that neither of them wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Perplexity {
+    /// Tokens predicted.
+    pub tokens: usize,
+    /// `exp` of the mean negative log-likelihood, of the reference.
+    pub reference: f64,
+    /// The same of the other model.
+    pub other: f64,
+    /// Mean of `ln(other / reference)` over the tokens. Token by token the difference is much surer than
+    /// either perplexity.
+    pub ln_ratio: Mean,
 }
 
 /// What one position contributes.
@@ -65,6 +81,8 @@ pub struct Position {
     same_top: bool,
     top_overlap: usize,
     max_logprob_diff: f64,
+    nll: Option<[f64; 2]>,
+    finite: bool,
 }
 
 impl Position {
@@ -73,6 +91,14 @@ impl Position {
     /// # Panics
     /// When the lengths differ.
     pub fn of(reference: &[f32], other: &[f32]) -> Self {
+        Self::before(reference, other, None)
+    }
+
+    /// The same, where the text goes on with the token `next`.
+    ///
+    /// # Panics
+    /// When the lengths differ, or the token is outside the vocabulary.
+    pub fn before(reference: &[f32], other: &[f32], next: Option<u32>) -> Self {
         assert_eq!(reference.len(), other.len(), "two vocabularies");
         let (log_r, log_y) = (log_sum_exp(reference), log_sum_exp(other));
         let mut logits = ErrorSums::default();
@@ -85,6 +111,10 @@ impl Position {
         let (top_r, top_y) = (top(reference), top(other));
         let logprob_diff =
             |t: &usize| ((f64::from(reference[*t]) - log_r) - (f64::from(other[*t]) - log_y)).abs();
+        let nll = |t: u32| {
+            let t = t as usize;
+            [log_r - f64::from(reference[t]), log_y - f64::from(other[t])]
+        };
         Self {
             logits,
             // It is not negative but for rounding.
@@ -92,6 +122,9 @@ impl Position {
             same_top: argmax(reference) == argmax(other),
             top_overlap: top_r.iter().filter(|t| top_y.contains(t)).count(),
             max_logprob_diff: top_r.iter().map(logprob_diff).fold(0.0, f64::max),
+            nll: next.map(nll),
+            // `f64::max` above prefers zero to NaN.
+            finite: reference.iter().chain(other).all(|x| x.is_finite()),
         }
     }
 }
@@ -99,55 +132,62 @@ impl Position {
 impl Comparison {
     /// Takes in one position.
     pub fn add(&mut self, position: Position) {
+        if !position.finite {
+            self.not_finite += 1;
+            return;
+        }
         self.logits += position.logits;
         self.kl.push(position.kl);
-        self.same_top += usize::from(position.same_top);
-        self.top_overlap += position.top_overlap;
+        self.same_top.push(position.same_top);
+        self.top_overlap.push(position.top_overlap);
         self.max_logprob_diff = self.max_logprob_diff.max(position.max_logprob_diff);
+        self.nll.extend(position.nll);
     }
 
     /// Takes in the positions of another comparison.
     pub fn merge(&mut self, other: &Self) {
         self.logits += other.logits;
         self.kl.extend(&other.kl);
-        self.same_top += other.same_top;
-        self.top_overlap += other.top_overlap;
+        self.same_top.extend(&other.same_top);
+        self.top_overlap.extend(&other.top_overlap);
         self.max_logprob_diff = self.max_logprob_diff.max(other.max_logprob_diff);
+        self.nll.extend(&other.nll);
+        self.not_finite += other.not_finite;
     }
 
     /// The figures.
     pub fn summary(&self, vocab_size: usize) -> Summary {
-        #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-        let share = |count: usize, of: usize| count as f64 / of.max(1) as f64;
-        let positions = self.kl.len();
+        let top = count(TOP.min(vocab_size).max(1));
+        let same_top = Mean::of(self.same_top.iter().map(|same| f64::from(u8::from(*same))));
+        let overlap = Mean::of(self.top_overlap.iter().map(|n| count(*n) / top));
         Summary {
-            positions,
-            logits_snr_db: self.logits.snr_db(),
+            positions: self.kl.len(),
+            not_finite: self.not_finite,
+            logits_snr_db: self.logits.snr_db().map(|db| db.max(LOWEST_SNR_DB)),
             kl: Quantiles::of(&self.kl),
-            same_top: share(self.same_top, positions),
-            top20_overlap: share(self.top_overlap, positions * TOP.min(vocab_size)),
+            same_top: same_top.mean,
+            same_top_sem: same_top.sem,
+            top20_overlap: overlap.mean,
+            top20_overlap_sem: overlap.sem,
             max_logprob_diff: self.max_logprob_diff,
+            perplexity: self.perplexity(),
         }
     }
-}
 
-impl Quantiles {
-    /// Of any number of values; all zero for none.
-    pub fn of(values: &[f64]) -> Self {
-        let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let Some(max) = sorted.last().copied() else { return Self::default() };
-        // The smallest value that has at least the share p of all values at or below it.
-        #[expect(
-            clippy::cast_precision_loss,
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "small"
-        )]
-        let at = |p: f64| sorted[((sorted.len() as f64 * p).ceil() as usize).clamp(1, sorted.len()) - 1];
-        #[expect(clippy::cast_precision_loss, reason = "small")]
-        let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
-        Self { mean, median: at(0.5), p99: at(0.99), p999: at(0.999), max }
+    /// How the divergences of all positions spread.
+    pub fn kl_histogram(&self) -> Histogram {
+        Histogram::of(&self.kl)
+    }
+
+    fn perplexity(&self) -> Option<Perplexity> {
+        // A hopeless model's is as large as a number can be, which JSON can hold.
+        let perplexity = |i: usize| Mean::of(self.nll.iter().map(move |nll| nll[i])).mean.exp().min(f64::MAX);
+        (!self.nll.is_empty()).then(|| Perplexity {
+            tokens: self.nll.len(),
+            reference: perplexity(0),
+            other: perplexity(1),
+            ln_ratio: Mean::of(self.nll.iter().map(|[reference, other]| other - reference)),
+        })
     }
 }
 
@@ -169,52 +209,6 @@ fn top(logits: &[f32]) -> Vec<usize> {
         best.truncate(TOP);
     }
     best
-}
-
-/// How far a greedy continuation goes along with the reference's.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Greedy {
-    /// Tokens up to the first divergence.
-    pub matched: usize,
-    /// Tokens compared.
-    pub of: usize,
-    /// Where and how decidedly they part, if they do.
-    pub divergence: Option<Divergence>,
-}
-
-/// The first token that differs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Divergence {
-    /// Index in the continuation.
-    pub index: usize,
-    /// The reference's log-probability of its choice less that of the other model's, in nats.
-    pub margin_nats: f64,
-    /// Whether the margin is at most [`TIE_NATS`].
-    pub tie: bool,
-}
-
-impl Greedy {
-    /// Compares choices by teacher forcing: position by position the logits of both models after the
-    /// reference's own tokens. The other model's greedy text equals the reference's up to the first
-    /// position where their choices differ, since up to there both have seen the same tokens.
-    pub fn start() -> Self {
-        Self { matched: 0, of: 0, divergence: None }
-    }
-
-    /// Takes in the next position of the continuation.
-    pub fn add(&mut self, reference: &[f32], other: &[f32]) {
-        let (choice, theirs) = (argmax(reference) as usize, argmax(other) as usize);
-        if self.divergence.is_none() {
-            if choice == theirs {
-                self.matched += 1;
-            } else {
-                let margin_nats = f64::from(reference[choice]) - f64::from(reference[theirs]);
-                self.divergence =
-                    Some(Divergence { index: self.of, margin_nats, tie: margin_nats <= TIE_NATS });
-            }
-        }
-        self.of += 1;
-    }
 }
 
 #[cfg(test)]
@@ -256,14 +250,6 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_take_the_smallest_value_that_covers_the_share() {
-        let values: Vec<f64> = (1..=1000).rev().map(f64::from).collect();
-        let q = Quantiles::of(&values);
-        assert_eq!((q.median, q.p99, q.p999, q.max, q.mean), (500.0, 990.0, 999.0, 1000.0, 500.5));
-        assert_eq!(Quantiles::of(&[]), Quantiles::default());
-    }
-
-    #[test]
     fn the_top_is_ordered_and_prefers_the_lower_id() {
         let logits: Vec<f32> = (0..100).map(|i| ((i * 37) % 50) as f32).collect();
         let mut expected: Vec<usize> = (0..100).collect();
@@ -272,14 +258,32 @@ mod tests {
     }
 
     #[test]
-    fn greedy_stops_at_the_first_difference_and_says_how_decided_it_was() {
-        let mut greedy = Greedy::start();
-        greedy.add(&[1.0, 0.0], &[2.0, 0.0]);
-        greedy.add(&[1.0, 0.97], &[0.0, 0.5]);
-        greedy.add(&[5.0, 0.0], &[0.0, 5.0]);
-        assert_eq!((greedy.matched, greedy.of), (1, 3));
-        let divergence = greedy.divergence.unwrap();
-        assert_eq!((divergence.index, divergence.tie), (1, true));
-        assert!((divergence.margin_nats - 0.03).abs() < 1e-6);
+    fn perplexities_are_those_of_the_next_tokens() {
+        let (r, y) = ([1.0f32, 2.0, 0.0, -1.0], [1.5f32, 1.25, 0.0, -1.0]);
+        let mut comparison = Comparison::default();
+        comparison.add(Position::before(&r, &y, Some(1)));
+        comparison.add(Position::before(&r, &y, Some(3)));
+        comparison.add(Position::of(&r, &y));
+        let found = comparison.summary(4).perplexity.unwrap();
+        let (p, q) = (softmax(&r), softmax(&y));
+        assert_eq!(found.tokens, 2);
+        assert!((found.reference - (1.0 / (p[1] * p[3])).sqrt()).abs() < 1e-9);
+        assert!((found.other - (1.0 / (q[1] * q[3])).sqrt()).abs() < 1e-9);
+        assert!((found.ln_ratio.mean - (found.other / found.reference).ln()).abs() < 1e-12);
+        let [a, b] = [1, 3].map(|t: usize| (p[t] / q[t]).ln());
+        assert!((found.ln_ratio.sem.unwrap() - (a - b).abs() / 2.0).abs() < 1e-12);
+        assert_eq!(Comparison::default().summary(4).perplexity, None);
+    }
+
+    /// NaN must not pass for a divergence of zero.
+    #[test]
+    fn what_is_not_finite_is_counted_and_not_compared() {
+        let mut comparison = Comparison::default();
+        comparison.add(Position::of(&[1.0, 2.0], &[1.0, 2.0]));
+        for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            comparison.add(Position::of(&[1.0, 2.0], &[poison, 2.0]));
+        }
+        let summary = comparison.summary(2);
+        assert_eq!((summary.positions, summary.not_finite, summary.kl.max), (1, 3, 0.0));
     }
 }

@@ -28,7 +28,7 @@ mod rounding;
 
 pub use cache::State;
 pub use embedding::{BlockEmbedding, Embedding, FloatEmbedding, PackedEmbedding};
-pub use forward::{Edge, LayerEdge, LayerState, argmax};
+pub use forward::{Edge, LayerEdge, argmax};
 pub use gelu::Gelu;
 pub use linear::{
     BlockLinear, FloatLinear, Int4FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear,

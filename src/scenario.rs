@@ -1,119 +1,176 @@
-//! What `verify` runs: prompts chosen for the architecture, as data under `calibration/suite/`.
+//! What `verify` runs: prompts chosen for the architecture, as data under `calibration/suite/`, or the
+//! user's own.
+
+mod bundled;
+mod suite;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::actions::Call;
 use crate::error::{InputError, Result};
 use crate::spark::SparkConfig;
 use crate::tokenize::{Chat, ChatTemplate, Tokenizer};
 
-/// The bundled scenarios: name and file.
-const BUNDLED: &[(&str, &str)] = &[
-    ("short", include_str!("../calibration/suite/short.json")),
-    ("long", include_str!("../calibration/suite/long.json")),
-    ("tool-call", include_str!("../calibration/suite/tool-call.json")),
-    ("chinese", include_str!("../calibration/suite/chinese.json")),
-    ("code", include_str!("../calibration/suite/code.json")),
-];
+pub use bundled::bundled;
+pub use suite::read_suite;
 
-/// A prompt, and how many tokens are generated from it.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The window that a length is counted in where a model has no sliding layers: the published one.
+const PUBLISHED_WINDOW: usize = 512;
+
+/// One or several prompts that are reported as one line, and how they are continued.
+#[derive(Clone, Debug)]
 pub struct Scenario {
     /// What it is called on the command line and in reports.
     pub name: String,
     /// What it tests, in a sentence.
     pub about: String,
-    /// Plain text, or else a chat.
-    text: Option<String>,
-    chat: Option<ChatPrompt>,
-    /// Cuts the prompt to so many sliding windows, plus `plus` tokens.
+    /// What is fed, with the name of each.
+    sources: Vec<(String, Source)>,
+    /// Cuts each prompt to so many sliding windows, plus `plus` tokens.
     windows: Option<usize>,
-    #[serde(default)]
     plus: i64,
-    /// Tokens of the greedy continuation.
-    pub new_tokens: usize,
+    /// Most tokens of each greedy continuation.
+    new_tokens: usize,
 }
 
+/// What a prompt is made from.
+#[derive(Clone, Debug)]
+enum Source {
+    Text(String),
+    Chat(ChatPrompt),
+}
+
+/// A chat that the model is to go on with.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChatPrompt {
     messages: Vec<Value>,
     tools: Option<Vec<Value>>,
     enable_thinking: Option<bool>,
+    /// The call that is right, `{"name": .., "arguments": {..}}`, where there is one.
+    expected: Option<Value>,
 }
 
-/// The bundled scenarios, in the order they are reported.
-///
-/// # Errors
-/// When one of them is malformed, which a test rules out.
-pub fn bundled() -> Result<Vec<Scenario>> {
-    BUNDLED
-        .iter()
-        .map(|(name, json)| {
-            serde_json::from_str(json)
-                .map_err(|e| InputError::file(format!("calibration/suite/{name}.json")).found(e).into())
-        })
-        .collect()
+/// A prompt as a model reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// The scenario's name; of several prompts, also which.
+    pub name: String,
+    /// Its tokens, at least one.
+    pub tokens: Vec<u32>,
+    /// Most tokens of the greedy continuation, at least one.
+    pub new_tokens: usize,
+    /// Of a chat, whether the prompt ends inside a thought.
+    pub thinking: Option<bool>,
+    /// The call that is right, where one is known.
+    pub expected: Option<Call>,
 }
 
-/// Names of the bundled scenarios.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    BUNDLED.iter().map(|(name, _)| *name)
+impl Prompt {
+    /// Tokens without a meaning beyond themselves.
+    pub fn of_tokens(tokens: &[u32], new_tokens: usize) -> Self {
+        Self { name: String::new(), tokens: tokens.to_vec(), new_tokens, thinking: None, expected: None }
+    }
 }
 
 impl Scenario {
-    /// Whether the prompt is a chat, which takes a template.
+    /// Whether a prompt is a chat, which takes a template.
     pub fn is_chat(&self) -> bool {
-        self.chat.is_some()
+        self.sources.iter().any(|(_, source)| matches!(source, Source::Chat(_)))
     }
 
-    /// The tokens of the prompt.
+    /// The prompts, in order.
     ///
     /// # Errors
-    /// When it cannot be rendered or encoded, comes to nothing, or is shorter than the windows it is
+    /// When one cannot be rendered or encoded, comes to nothing, or is shorter than the windows it is
     /// to be cut to.
-    pub fn tokens(
+    pub fn prompts(
         &self,
         config: &SparkConfig,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
-    ) -> Result<Vec<u32>> {
-        let bad =
-            |what: &dyn std::fmt::Display| InputError::file(format!("scenario {}", self.name)).found(what);
-        let mut tokens = match (&self.text, &self.chat, template) {
-            (Some(text), None, _) => tokenizer.encode(text).map_err(|e| bad(&e))?,
-            (None, Some(chat), Some(template)) => {
-                let chat = Chat {
-                    messages: &chat.messages,
-                    tools: chat.tools.as_deref(),
-                    add_generation_prompt: true,
-                    enable_thinking: chat.enable_thinking,
+    ) -> Result<Vec<Prompt>> {
+        self.sources
+            .iter()
+            .map(|(name, source)| -> Result<Prompt> {
+                let at = Place { name };
+                let mut prompt = match source {
+                    Source::Text(text) => Prompt {
+                        name: name.clone(),
+                        tokens: tokenizer.encode(text).map_err(|e| at.bad(&e))?,
+                        new_tokens: self.new_tokens,
+                        thinking: None,
+                        expected: None,
+                    },
+                    Source::Chat(chat) => {
+                        let template = template
+                            .ok_or_else(|| at.bad(&"a chat, and the checkpoint has no chat template"))?;
+                        chat.prompt(name, self.new_tokens, tokenizer, template)?
+                    }
                 };
-                let text = template.render(&chat).map_err(|e| bad(&e))?;
-                tokenizer.encode_chat(&text).map_err(|e| bad(&e))?
-            }
-            (None, Some(_), None) => {
-                return Err(bad(&"a chat, and the checkpoint has no chat template").into());
-            }
-            _ => return Err(bad(&"neither a text nor a chat, or both").into()),
+                if let Some(length) = self.length(config) {
+                    let have = prompt.tokens.len();
+                    if have < length {
+                        return Err(at.bad(&format!("{have} tokens, and {length} are wanted")).into());
+                    }
+                    prompt.tokens.truncate(length);
+                }
+                match prompt.tokens.is_empty() {
+                    true => Err(at.bad(&"no tokens").into()),
+                    false => Ok(prompt),
+                }
+            })
+            .collect()
+    }
+
+    /// The length that prompts are cut to.
+    fn length(&self, config: &SparkConfig) -> Option<usize> {
+        let window = if config.sliding_window == 0 { PUBLISHED_WINDOW } else { config.sliding_window };
+        let whole = i64::try_from(self.windows?.saturating_mul(window)).unwrap_or(i64::MAX);
+        Some(usize::try_from(whole.saturating_add(self.plus)).unwrap_or(0))
+    }
+}
+
+impl ChatPrompt {
+    fn prompt(
+        &self,
+        name: &str,
+        new_tokens: usize,
+        tokenizer: &Tokenizer,
+        template: &ChatTemplate,
+    ) -> Result<Prompt> {
+        let at = Place { name };
+        let chat = Chat {
+            messages: &self.messages,
+            tools: self.tools.as_deref(),
+            add_generation_prompt: true,
+            enable_thinking: self.enable_thinking,
         };
-        if let Some(windows) = self.windows {
-            // Without sliding layers there is no window to go beyond; the published one is taken.
-            let window = if config.sliding_window == 0 { 512 } else { config.sliding_window };
-            let wanted =
-                i64::try_from(windows.saturating_mul(window)).unwrap_or(i64::MAX).saturating_add(self.plus);
-            let wanted = usize::try_from(wanted).unwrap_or(0);
-            if tokens.len() < wanted {
-                return Err(
-                    bad(&format!("{} tokens, and {windows} windows take {wanted}", tokens.len())).into()
-                );
-            }
-            tokens.truncate(wanted);
-        }
-        if tokens.is_empty() {
-            return Err(bad(&"no tokens").into());
-        }
-        Ok(tokens)
+        let text = template.render(&chat).map_err(|e| at.bad(&e))?;
+        let expected = match &self.expected {
+            None => None,
+            Some(json) => Some(Call::from_json(json).ok_or_else(|| {
+                at.bad(&"expected: a call has a \"name\" and \"arguments\", and this has not")
+            })?),
+        };
+        Ok(Prompt {
+            name: name.to_owned(),
+            tokens: tokenizer.encode_chat(&text).map_err(|e| at.bad(&e))?,
+            new_tokens,
+            thinking: Some(text.trim_end().ends_with("<think>")),
+            expected,
+        })
+    }
+}
+
+/// Where a prompt comes from, for errors.
+struct Place<'a> {
+    name: &'a str,
+}
+
+impl Place<'_> {
+    fn bad(&self, what: &dyn std::fmt::Display) -> InputError {
+        InputError::file(format!("scenario {}", self.name)).found(what)
     }
 }

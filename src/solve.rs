@@ -27,7 +27,7 @@ use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, Step};
 use crate::progress::Progress;
 use crate::quant::gptq::{Hessian, Solver};
-use crate::runtime::{FloatLinear, LayerEdge, LayerState, Linear, Model, Rounding};
+use crate::runtime::{FloatLinear, LayerEdge, Linear, Model, Rounding, State};
 use crate::spark::{Module, SparkConfig};
 use crate::tensor::{Dtype, TensorView};
 use hidden::{HiddenReader, HiddenWriter};
@@ -381,15 +381,17 @@ impl Solve<'_> {
         };
         let (width, mut at) = (self.config().hidden_size, 0);
         for tokens in &self.sequences.tokens {
-            let mut state = LayerState::new(self.config(), layer);
+            let (mut state, mut position) = (State::new(self.config()), 0);
             for piece in tokens.chunks(PIECE) {
                 self.interrupt.check()?;
-                let h = match &before {
+                let mut h = match &before {
                     None => model.embed(piece),
                     Some(reader) => reader.rows(at * width..(at + piece.len()) * width)?,
                 };
                 at += piece.len();
-                see(&model.run_layer(&mut state, h, tap))?;
+                model.run_layer(layer, &mut state, position, &mut h, tap);
+                position += piece.len();
+                see(&h)?;
                 self.progress.advance(piece.len() as u64, &format!("layer {layer}"));
             }
         }

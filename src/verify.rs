@@ -10,18 +10,22 @@ mod contestant;
 mod contract;
 mod integrity;
 mod json_diff;
+mod layers;
+mod said;
 mod weights;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-pub use behaviour::{Behaviour, Reference, ScenarioReport, check_behaviour};
+pub use behaviour::{Behaviour, PromptReport, Reference, ScenarioReport, check_behaviour};
 pub use contestant::{check_contestant, check_same_model};
 pub use contract::check_contract;
 pub use integrity::{check_integrity, check_source, read_manifest};
+pub use layers::{LAYER_WINDOWS, LayerSnr, Layers, layer_kind};
+pub use said::{ActionReport, ActionTally, Said, Speech};
 pub use weights::{ModuleSnr, check_weights};
 
 /// Which question a finding answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Check {
     /// Bytes differ from what the manifest says was written.
@@ -30,24 +34,24 @@ pub enum Check {
     Contract,
     /// Weights are not the source's, quantized.
     Weights,
-    /// A figure is below its gate.
-    Gate,
+    /// What the model says is no text at all.
+    Behaviour,
 }
 
 /// Something wrong with an artifact.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// Which question it answers.
     pub check: Check,
     /// The file.
     pub file: String,
     /// The tensor, or the dotted configuration key.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
     /// What was expected and what was found.
     pub what: String,
     /// What the consumer does.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consequence: Option<String>,
 }
 

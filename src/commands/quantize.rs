@@ -177,7 +177,7 @@ pub(super) fn occupied(out: &Path) -> Result<bool> {
     match std::fs::symlink_metadata(out) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(Failure::io(out, "cannot open", e)),
-        Ok(_) if !out.is_dir() => Err(Failure::usage(format!("--out {}: is not a directory", out.display()))),
+        Ok(_) if !out.is_dir() => Err(Failure::usage(format!("{}: is not a directory", out.display()))),
         Ok(_) => {
             let mut entries = std::fs::read_dir(out).map_err(|e| Failure::io(out, "cannot list", e))?;
             Ok(entries.next().is_some())
@@ -190,7 +190,7 @@ pub(super) fn refuse_precious(out: &Path) -> Result<()> {
     let here = std::env::current_dir().map_err(|e| Failure::io(Path::new("."), "cannot open", e))?;
     match out.canonicalize() {
         Ok(target) if here.starts_with(&target) => {
-            Err(Failure::usage(format!("--out {}: is or holds the current directory", out.display())))
+            Err(Failure::usage(format!("{}: is or holds the current directory", out.display())))
         }
         _ => Ok(()),
     }

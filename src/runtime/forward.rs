@@ -6,10 +6,9 @@ use super::attention::attend;
 use super::cache::LayerCache;
 use super::kernels::activation::sigmoid;
 use super::norm::rms_norm;
-use super::rope::Angles;
-use super::{LayerParts, Linear, Model, State};
+use super::{Angles, LayerParts, Linear, Model, State};
 use crate::error::{Failure, Result};
-use crate::spark::{GateActivation, LayerType, SparkConfig};
+use crate::spark::{GateActivation, LayerType};
 
 /// Tokens that go through the layers together: bounds the memory for activations, without an effect
 /// on results.
@@ -68,21 +67,6 @@ pub enum LayerEdge {
 /// prompt passes in several pieces, in order.
 type Tap<'t> = dyn FnMut(Edge, usize, &[f32]) + 't;
 
-/// One sequence on its way through one layer.
-#[derive(Debug)]
-pub struct LayerState {
-    layer: usize,
-    position: usize,
-    cache: LayerCache,
-}
-
-impl LayerState {
-    /// An empty sequence before the layer with this number.
-    pub fn new(config: &SparkConfig, layer: usize) -> Self {
-        Self { layer, position: 0, cache: LayerCache::of_layer(config, layer) }
-    }
-}
-
 /// Activations of a chunk.
 struct Buffers {
     /// The residual stream.
@@ -94,6 +78,23 @@ struct Buffers {
     gate: Vec<f32>,
     up: Vec<f32>,
     added: Vec<f32>,
+}
+
+impl Buffers {
+    /// For `n` tokens.
+    fn new(model: &Model<'_>, n: usize) -> Self {
+        let c = model.config();
+        Self {
+            h: vec![0.0; n * c.hidden_size],
+            normed: vec![0.0; n * c.hidden_size],
+            qkv: vec![0.0; n * model.heads.qkv()],
+            head_gate: vec![0.0; n * c.num_attention_heads],
+            heads: vec![0.0; n * c.q_rows()],
+            gate: vec![0.0; n * c.intermediate_size],
+            up: vec![0.0; n * c.intermediate_size],
+            added: vec![0.0; n * c.hidden_size],
+        }
+    }
 }
 
 impl Model<'_> {
@@ -159,18 +160,21 @@ impl Model<'_> {
 
     fn chunk(&self, state: &mut State, tokens: &[u32], tap: &mut Tap<'_>) {
         let (c, n, position) = (self.config(), tokens.len(), state.position);
-        let mut b = self.buffers(self.embed(tokens));
+        let mut b = Buffers::new(self, n);
+        for (row, token) in b.h.chunks_exact_mut(c.hidden_size).zip(tokens) {
+            self.parts.embedding.row(*token, row);
+        }
         tap(Edge::Embedding, position, &b.h);
         // One table per layer type serves all its layers.
         let angles = |kind| self.angles(kind, position..position + n);
         let (sliding, full) = (angles(LayerType::Sliding), angles(LayerType::Full));
-        for (i, (layer, cache)) in self.parts.layers.iter().zip(&mut state.layers).enumerate() {
+        for (i, cache) in state.layers.iter_mut().enumerate() {
             let tap = &mut |edge: LayerEdge, rows: &[f32]| tap(Edge::Layer(i, edge), position, rows);
             let angles = match c.layer_types[i] {
-                LayerType::Sliding => sliding.as_ref(),
-                LayerType::Full => full.as_ref(),
+                LayerType::Sliding => &sliding,
+                LayerType::Full => &full,
             };
-            self.layer(layer, cache, position, angles, &mut b, tap);
+            self.layer(i, cache, position, angles.as_ref(), &mut b, tap);
         }
         self.norm(&b.h, &self.parts.final_norm, &mut b.normed);
         tap(Edge::FinalNorm, position, &b.normed);
@@ -190,27 +194,30 @@ impl Model<'_> {
         rows
     }
 
-    /// Takes the next rows of the residual stream, `[tokens, hidden]`, through one layer alone; the same
-    /// arithmetic as in [`Model::run`], so all layers in a row give the same bits. `tap` sees the
-    /// activations on the way.
+    /// Runs one layer on rows of the residual stream that come from elsewhere, `[tokens, hidden]`, and
+    /// replaces them by what this layer makes of them. `state` holds the keys and values of the rows that
+    /// came before; `position` is that of the first row, and pieces come in order. `tap` sees the
+    /// activations on the way. All layers in a row give the bits of [`Model::run`].
     ///
     /// # Panics
-    /// When the state is another model's.
+    /// When there is no such layer, the state is another model's, or the rows do not fit.
     pub fn run_layer(
         &self,
-        state: &mut LayerState,
-        h: Vec<f32>,
+        layer: usize,
+        state: &mut State,
+        position: usize,
+        rows: &mut [f32],
         tap: &mut dyn FnMut(LayerEdge, &[f32]),
-    ) -> Vec<f32> {
-        let n = h.len() / self.config().hidden_size;
-        let angles = self.angles(self.config().layer_types[state.layer], state.position..state.position + n);
-        let mut b = self.buffers(h);
-        let layer = &self.parts.layers[state.layer];
-        self.layer(layer, &mut state.cache, state.position, angles.as_ref(), &mut b, &mut |edge, rows| {
-            tap(edge, rows);
+    ) {
+        let n = rows.len() / self.config().hidden_size;
+        let mut b = Buffers::new(self, n);
+        b.h.copy_from_slice(rows);
+        let angles = self.angles(self.config().layer_types[layer], position..position + n);
+        let cache = &mut state.layers[layer];
+        self.layer(layer, cache, position, angles.as_ref(), &mut b, &mut |edge, rows: &[f32]| {
+            tap(edge, rows)
         });
-        state.position += n;
-        b.h
+        rows.copy_from_slice(&b.h);
     }
 
     /// The last norm of rows of the residual stream, `[tokens, hidden]`: what the head multiplies.
@@ -220,30 +227,17 @@ impl Model<'_> {
         normed
     }
 
-    fn buffers(&self, h: Vec<f32>) -> Buffers {
-        let c = self.config();
-        let n = h.len() / c.hidden_size;
-        Buffers {
-            h,
-            normed: vec![0.0; n * c.hidden_size],
-            qkv: vec![0.0; n * self.heads.qkv()],
-            head_gate: vec![0.0; n * c.num_attention_heads],
-            heads: vec![0.0; n * c.q_rows()],
-            gate: vec![0.0; n * c.intermediate_size],
-            up: vec![0.0; n * c.intermediate_size],
-            added: vec![0.0; n * c.hidden_size],
-        }
-    }
-
+    /// Takes the residual stream in `b.h` through one layer.
     fn layer(
         &self,
-        layer: &LayerParts<'_>,
+        i: usize,
         cache: &mut LayerCache,
         position: usize,
         angles: Option<&Angles>,
         b: &mut Buffers,
         tap: &mut impl FnMut(LayerEdge, &[f32]),
     ) {
+        let layer = &self.parts.layers[i];
         self.norm(&b.h, &layer.input_norm, &mut b.normed);
         tap(LayerEdge::InputNorm, &b.normed);
         self.linear(&*layer.qkv, &b.normed, &mut b.qkv);

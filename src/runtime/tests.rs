@@ -398,3 +398,28 @@ fn memory_of_sliding_layers_is_bounded() {
     // Four layers, two key heads, keys and values of 16: well below 1200 positions.
     assert!(most <= 4 * 2 * 2 * 16 * 4 * 128, "{most}");
 }
+
+/// Fed what the model itself feeds its layers, in pieces that cross the window, every layer gives the bits
+/// that it gives in the whole.
+#[test]
+fn one_layer_alone_is_the_layer_of_the_whole() {
+    let weights = Weights::new(config(|_| {}));
+    let model = weights.model();
+    let (mut state, mut alone) = (State::new(model.config()), State::new(model.config()));
+    let mut compared = 0;
+    for piece in tokens(50).chunks(17) {
+        let mut rows = Vec::new();
+        model
+            .run(&mut state, piece, &mut |edge, position, now| match edge {
+                Edge::Embedding => rows = now.to_vec(),
+                Edge::Layer(i, LayerEdge::Output) => {
+                    model.run_layer(i, &mut alone, position, &mut rows, &mut |_, _| {});
+                    assert_eq!(rows, now, "layer {i} at {position}");
+                    compared += 1;
+                }
+                _ => {}
+            })
+            .unwrap();
+    }
+    assert_eq!(compared, 3 * model.config().num_hidden_layers());
+}

@@ -2,97 +2,160 @@
 //! and through the checkpoint in bf16 arithmetic, which is the floor that nothing can be expected to
 //! be below.
 
-use rayon::prelude::*;
-use serde::Serialize;
+use std::time::Instant;
 
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::layers::{Layers, check_layers, layer_tokens};
+use super::said::{ActionReport, ActionTally, Said, Speech};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
-use crate::metrics::{Comparison, Greedy, Position, Summary};
+use crate::metrics::{Comparison, Greedy, Histogram, Position, Summary};
 use crate::runtime::{Model, State, argmax};
+use crate::scenario::Prompt;
 
 /// Positions whose logits are held at a time, of both models.
 const POSITIONS: usize = 16;
 
-/// What a scenario came to.
-#[derive(Clone, Debug, Serialize)]
+/// What a scenario came to: all its prompts together, and one by one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ScenarioReport {
     /// Name of the scenario.
     pub scenario: String,
-    /// Tokens of the prompt.
+    /// Tokens of its prompts.
     pub prompt_tokens: usize,
     /// The artifact against f32.
     pub artifact: Summary,
-    /// Its greedy continuation against that of f32.
+    /// Its greedy continuations against those of f32.
     pub greedy: Greedy,
     /// bf16 arithmetic on the source's weights against f32.
     pub floor: Summary,
-    /// The floor's greedy continuation.
+    /// The floor's greedy continuations.
     pub floor_greedy: Greedy,
+    /// Tool calls against those of f32, where f32 makes some.
+    pub actions: Option<ActionTally>,
+    /// The prompts, in order.
+    pub prompts: Vec<PromptReport>,
+}
+
+/// What a prompt came to.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PromptReport {
+    /// The scenario's name, and of several prompts the number.
+    pub prompt: String,
+    /// Its tokens.
+    pub prompt_tokens: usize,
+    /// The artifact's greedy continuation.
+    pub greedy: Greedy,
+    /// What both want done, of a chat.
+    pub action: Option<ActionReport>,
 }
 
 /// Scenarios and their totals.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Behaviour {
     /// One by one.
     pub scenarios: Vec<ScenarioReport>,
     /// All positions together.
     pub total: Summary,
-    /// Share of the greedy tokens matched, over all scenarios; a divergence at a tie counts as a match
+    /// All greedy tokens together.
+    pub greedy: Greedy,
+    /// Share of the greedy tokens kept, over all scenarios; a divergence at a tie counts as a match
     /// of the rest, since the reference itself was undecided.
     pub greedy_share: f64,
     /// All positions of the floor.
     pub floor_total: Summary,
+    /// All greedy tokens of the floor.
+    pub floor_greedy: Greedy,
+    /// All tool calls together.
+    pub actions: Option<ActionTally>,
+    /// Every layer fed the reference's own input.
+    pub layers: Option<Layers>,
+    /// How the divergences of all positions spread.
+    pub kl_histogram: Histogram,
+    /// The same of the floor.
+    pub floor_kl_histogram: Histogram,
+    /// Seconds that the artifact's own passes took in this runtime on this machine.
+    pub seconds: f64,
 }
 
-/// A scenario of the reference, run once for all artifacts.
+/// A prompt of the reference, run once for all artifacts.
 pub struct Reference {
-    name: String,
-    prompt_tokens: usize,
+    scenario: String,
+    prompt: Prompt,
     /// Prompt and greedy continuation, less its last token: what every model is fed.
     tokens: Vec<u32>,
+    /// The greedy continuation.
+    continuation: Vec<u32>,
     /// Final-norm hidden states of the reference, `[tokens, hidden]`: its logits are made from them
     /// when they are needed.
     hidden: Vec<f32>,
     floor: Comparison,
     floor_greedy: Greedy,
+    /// What the continuation says, of a chat.
+    said: Option<Said>,
+}
+
+/// What comparing a model on one prompt gives.
+struct Compared {
+    comparison: Comparison,
+    greedy: Greedy,
+    /// The model's state after the prompt, if it was asked for.
+    after_prompt: Option<State>,
+    /// Time in the other model.
+    seconds: f64,
 }
 
 impl Reference {
-    /// Runs the f32 model on the prompt, lets it continue greedily, and measures the floor.
+    /// Runs the f32 model on the prompt, lets it continue greedily until a stop token or the prompt's
+    /// limit, and measures the floor.
     ///
     /// # Errors
     /// When a token is outside the vocabulary, or on an interrupt.
     pub fn run(
-        name: &str,
-        prompt: &[u32],
-        new_tokens: usize,
+        scenario: &str,
+        prompt: Prompt,
         model: &Model<'_>,
         floor: &Model<'_>,
+        speech: &Speech<'_>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let mut state = State::new(model.config());
-        let mut tokens = prompt.to_vec();
-        let mut hidden = model.forward(&mut state, prompt)?;
+        let mut tokens = prompt.tokens.clone();
+        let mut hidden = model.forward(&mut state, &tokens)?;
         let width = model.config().hidden_size;
+        let mut continuation = Vec::new();
         // The last new token would only be fed to find one more.
-        for _ in 1..new_tokens {
+        loop {
             interrupt.check()?;
             let next = argmax(&model.logits(&hidden[hidden.len() - width..]));
+            continuation.push(next);
+            if continuation.len() >= prompt.new_tokens || speech.is_stop(next) {
+                break;
+            }
             tokens.push(next);
             hidden.extend(model.forward(&mut state, &[next])?);
         }
-        interrupt.check()?;
+        let said = speech.said(&prompt, &continuation)?;
         let mut this = Self {
-            name: name.to_owned(),
-            prompt_tokens: prompt.len(),
+            scenario: scenario.to_owned(),
+            prompt,
             tokens,
+            continuation,
             hidden,
             floor: Comparison::default(),
             floor_greedy: Greedy::start(),
+            said,
         };
-        let (comparison, greedy) = this.compare(model, floor, interrupt)?;
-        (this.floor, this.floor_greedy) = (comparison, greedy);
+        let compared = this.compare(model, floor, false, interrupt)?;
+        (this.floor, this.floor_greedy) = (compared.comparison, compared.greedy);
         Ok(this)
+    }
+
+    /// Positions that are compared.
+    pub fn positions(&self) -> usize {
+        self.tokens.len()
     }
 
     /// Feeds the same tokens to another model and compares the logits of every position.
@@ -100,10 +163,20 @@ impl Reference {
         &self,
         model: &Model<'_>,
         other: &Model<'_>,
+        keep_state: bool,
         interrupt: &Interrupt,
-    ) -> Result<(Comparison, Greedy)> {
+    ) -> Result<Compared> {
         let (width, vocab) = (model.config().hidden_size, model.config().vocab_size);
-        let theirs = other.forward(&mut State::new(other.config()), &self.tokens)?;
+        let prompt_tokens = self.prompt.tokens.len();
+        let began = Instant::now();
+        let mut state = State::new(other.config());
+        let mut theirs = other.forward(&mut state, &self.prompt.tokens)?;
+        let after_prompt = keep_state.then(|| state.clone());
+        if self.tokens.len() > prompt_tokens {
+            interrupt.check()?;
+            theirs.extend(other.forward(&mut state, &self.tokens[prompt_tokens..])?);
+        }
+        let seconds = began.elapsed().as_secs_f64();
         let (mut comparison, mut greedy) = (Comparison::default(), Greedy::start());
         for (block, (ours, theirs)) in
             self.hidden.chunks(POSITIONS * width).zip(theirs.chunks(POSITIONS * width)).enumerate()
@@ -113,20 +186,55 @@ impl Reference {
             let positions: Vec<Position> = ours
                 .par_chunks_exact(vocab)
                 .zip(theirs.par_chunks_exact(vocab))
-                .map(|(r, y)| Position::of(r, y))
+                .enumerate()
+                .map(|(i, (r, y))| {
+                    // The text is the prompt; the rest the reference has written itself.
+                    let next = self.prompt.tokens.get(block * POSITIONS + i + 1).copied();
+                    Position::before(r, y, next)
+                })
                 .collect();
             positions.into_iter().for_each(|position| comparison.add(position));
             for (i, (r, y)) in ours.chunks_exact(vocab).zip(theirs.chunks_exact(vocab)).enumerate() {
-                if block * POSITIONS + i + 1 >= self.prompt_tokens {
+                if block * POSITIONS + i + 1 >= prompt_tokens {
                     greedy.add(r, y);
                 }
             }
         }
-        Ok((comparison, greedy))
+        Ok(Compared { comparison, greedy, after_prompt, seconds })
+    }
+
+    /// What another model wants done, which had kept to the reference's continuation up to where `greedy`
+    /// says: from there on it goes its own way.
+    fn action(
+        &self,
+        other: &Model<'_>,
+        compared: &Compared,
+        speech: &Speech<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<Option<ActionReport>> {
+        let Some(said) = &self.said else { return Ok(None) };
+        let Some(divergence) = compared.greedy.divergence else {
+            return Ok(Some(ActionReport::new(said, said, self.prompt.expected.as_ref())));
+        };
+        let mut continuation = self.continuation[..divergence.index].to_vec();
+        continuation.push(divergence.other_token);
+        if let Some(mut state) = compared.after_prompt.clone() {
+            let mut fed = 0;
+            while continuation.len() < self.prompt.new_tokens
+                && !continuation.last().is_some_and(|t| speech.is_stop(*t))
+            {
+                interrupt.check()?;
+                let hidden = other.forward_last(&mut state, &continuation[fed..])?;
+                fed = continuation.len();
+                continuation.push(argmax(&other.logits(&hidden)));
+            }
+        }
+        let theirs = speech.said(&self.prompt, &continuation)?;
+        Ok(theirs.map(|theirs| ActionReport::new(said, &theirs, self.prompt.expected.as_ref())))
     }
 }
 
-/// Runs an artifact on scenarios that the reference has run.
+/// Runs an artifact on prompts that the reference has run; those of a scenario stand together.
 ///
 /// # Errors
 /// On an interrupt.
@@ -134,33 +242,92 @@ pub fn check_behaviour(
     references: &[Reference],
     reference: &Model<'_>,
     artifact: &Model<'_>,
+    speech: &Speech<'_>,
     interrupt: &Interrupt,
 ) -> Result<Behaviour> {
     let vocab = reference.config().vocab_size;
-    let (mut total, mut floor_total) = (Comparison::default(), Comparison::default());
+    let mut total = Sums::default();
+    let mut seconds = 0.0;
     let mut scenarios = Vec::new();
-    for run in references {
-        let (comparison, greedy) = run.compare(reference, artifact, interrupt)?;
-        total.merge(&comparison);
-        floor_total.merge(&run.floor);
-        scenarios.push(ScenarioReport {
-            scenario: run.name.clone(),
-            prompt_tokens: run.prompt_tokens,
-            artifact: comparison.summary(vocab),
-            greedy,
-            floor: run.floor.summary(vocab),
-            floor_greedy: run.floor_greedy,
-        });
+    for runs in references.chunk_by(|a, b| a.scenario == b.scenario) {
+        let mut sums = Sums::default();
+        for run in runs {
+            let compared = run.compare(reference, artifact, run.said.is_some(), interrupt)?;
+            seconds += compared.seconds;
+            let action = run.action(artifact, &compared, speech, interrupt)?;
+            sums.add(run, &compared, action);
+        }
+        total.merge(&sums);
+        scenarios.push(sums.report(&runs[0].scenario, vocab));
     }
-    let of: usize = scenarios.iter().map(|s| s.greedy.of).sum();
-    let kept = |g: &Greedy| if g.divergence.is_some_and(|d| d.tie) { g.of } else { g.matched };
-    let matched: usize = scenarios.iter().map(|s| kept(&s.greedy)).sum();
-    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-    let greedy_share = matched as f64 / of.max(1) as f64;
+    let longest = references.iter().max_by_key(|run| run.tokens.len());
+    let layers = longest
+        .map(|run| {
+            let n = layer_tokens(run.tokens.len(), reference.config().sliding_window);
+            check_layers(&run.scenario, &run.tokens[..n], reference, artifact, interrupt)
+        })
+        .transpose()?;
     Ok(Behaviour {
         scenarios,
-        total: total.summary(vocab),
-        greedy_share,
-        floor_total: floor_total.summary(vocab),
+        total: total.artifact.summary(vocab),
+        greedy: total.greedy,
+        greedy_share: total.greedy.share(),
+        floor_total: total.floor.summary(vocab),
+        floor_greedy: total.floor_greedy,
+        actions: ActionTally::of(total.actions()),
+        layers,
+        kl_histogram: total.artifact.kl_histogram(),
+        floor_kl_histogram: total.floor.kl_histogram(),
+        seconds,
     })
+}
+
+/// Prompts added up.
+#[derive(Default)]
+struct Sums {
+    artifact: Comparison,
+    greedy: Greedy,
+    floor: Comparison,
+    floor_greedy: Greedy,
+    prompts: Vec<PromptReport>,
+}
+
+impl Sums {
+    fn add(&mut self, run: &Reference, compared: &Compared, action: Option<ActionReport>) {
+        self.artifact.merge(&compared.comparison);
+        self.greedy.merge(&compared.greedy);
+        self.floor.merge(&run.floor);
+        self.floor_greedy.merge(&run.floor_greedy);
+        self.prompts.push(PromptReport {
+            prompt: run.prompt.name.clone(),
+            prompt_tokens: run.prompt.tokens.len(),
+            greedy: compared.greedy,
+            action,
+        });
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.artifact.merge(&other.artifact);
+        self.greedy.merge(&other.greedy);
+        self.floor.merge(&other.floor);
+        self.floor_greedy.merge(&other.floor_greedy);
+        self.prompts.extend(other.prompts.iter().cloned());
+    }
+
+    fn actions(&self) -> impl Iterator<Item = &ActionReport> {
+        self.prompts.iter().filter_map(|p| p.action.as_ref())
+    }
+
+    fn report(self, scenario: &str, vocab: usize) -> ScenarioReport {
+        ScenarioReport {
+            scenario: scenario.to_owned(),
+            prompt_tokens: self.prompts.iter().map(|p| p.prompt_tokens).sum(),
+            artifact: self.artifact.summary(vocab),
+            greedy: self.greedy,
+            floor: self.floor.summary(vocab),
+            floor_greedy: self.floor_greedy,
+            actions: ActionTally::of(self.actions()),
+            prompts: self.prompts,
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! How far the written weights are from the source's, module by module.
 
 use rayon::prelude::*;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::contract::expected_steps;
 use super::{Check, Finding};
@@ -22,7 +22,7 @@ pub(super) const ROWS_PER_TASK: usize = 64;
 const SNR_TOLERANCE_DB: f64 = 0.01;
 
 /// Weight SNR of a quantized module.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModuleSnr {
     /// Module name.
     pub module: String,

@@ -8,10 +8,14 @@ use spark_convert::interrupt::Interrupt;
 use spark_convert::metrics::{Comparison, Position};
 use spark_convert::opened::{Opened, checkpoint_model};
 use spark_convert::runtime::{Rounding, State};
-use spark_convert::verify::{Reference, check_behaviour};
+use spark_convert::scenario::Prompt;
+use spark_convert::verify::{Reference, Speech, check_behaviour};
 use xtask::fixtures::FixtureSpec;
 
 use crate::runs::{Model, Run, edit_json, run};
+
+/// Tokens are compared, no text, and none of them ends anything.
+const TOKENS: Speech<'static> = Speech { tokenizer: None, stop: &[] };
 
 fn generate(model: &Model, what: &str, more: &[&str]) -> Run {
     let args = ["generate", what].into_iter().chain(more.iter().copied());
@@ -147,9 +151,12 @@ fn a_checkpoint_without_a_template_takes_raw_text() {
     model.quantize(&[]).expect(0);
     let args = ["verify", "out", "--reference", "model", "--min-greedy", "0", "--json"];
     let verified = run(model.root.path(), args).expect(0);
-    assert!(verified.stderr.contains("3 scenarios skipped"), "{}", verified.stderr);
-    assert_eq!(verified.json()["skipped_scenarios"], json!(["short", "tool-call", "chinese"]));
-    assert_eq!(verified.json()["artifacts"][0]["behaviour"]["scenarios"].as_array().unwrap().len(), 2);
+    assert!(verified.stderr.contains("5 scenarios skipped"), "{}", verified.stderr);
+    assert_eq!(
+        verified.json()["skipped_scenarios"],
+        json!(["short", "tool-call", "agent-last-step", "agent-tools", "chinese"])
+    );
+    assert_eq!(verified.json()["artifacts"][0]["behaviour"]["scenarios"].as_array().unwrap().len(), 5);
     model.verify_scenario("chinese", &[]).expect(3);
 }
 
@@ -162,23 +169,47 @@ fn verify_reports_every_scenario_beside_its_floor() {
     let behaviour = &report["artifacts"][0]["behaviour"];
     let scenarios = behaviour["scenarios"].as_array().unwrap();
     let names: Vec<_> = scenarios.iter().map(|s| s["scenario"].as_str().unwrap()).collect();
-    assert_eq!(names, ["short", "long", "tool-call", "chinese", "code"]);
-    // Five windows of eight.
-    assert_eq!(scenarios[1]["prompt_tokens"], 40);
+    assert_eq!(
+        names,
+        [
+            "short",
+            "window-1",
+            "window",
+            "window+1",
+            "long",
+            "tool-call",
+            "agent-last-step",
+            "agent-tools",
+            "chinese",
+            "code"
+        ]
+    );
+    // A window of eight, and five of them.
+    let lengths: Vec<_> = scenarios[1..5].iter().map(|s| s["prompt_tokens"].as_u64().unwrap()).collect();
+    assert_eq!(lengths, [7, 8, 9, 40]);
     for s in scenarios {
         let (artifact, floor) = (&s["artifact"], &s["floor"]);
         // int8 loses more than bf16 arithmetic, and both lose something.
         assert!(artifact["kl"]["mean"].as_f64() > floor["kl"]["mean"].as_f64(), "{s}");
         assert!(floor["kl"]["mean"].as_f64() > Some(0.0), "{s}");
         assert!(artifact["logits_snr_db"].as_f64() < floor["logits_snr_db"].as_f64(), "{s}");
-        let positions = s["prompt_tokens"].as_u64().unwrap() + s["greedy"]["of"].as_u64().unwrap() - 1;
+        // Of every prompt the last token that it brings forth is not fed.
+        let prompts = s["prompts"].as_array().unwrap().len() as u64;
+        let positions = s["prompt_tokens"].as_u64().unwrap() + s["greedy"]["of"].as_u64().unwrap() - prompts;
         assert_eq!(artifact["positions"], positions);
+        // The text is the prompt: its first token is given.
+        assert_eq!(artifact["perplexity"]["tokens"], s["prompt_tokens"].as_u64().unwrap() - prompts);
+        for mean in
+            [&artifact["kl"]["sem"], &artifact["same_top_sem"], &artifact["perplexity"]["ln_ratio"]["sem"]]
+        {
+            assert!(mean.as_f64().is_some(), "{s}");
+        }
     }
     let text = run(model.root.path(), args).expect(0).stdout;
     for name in names {
         assert!(text.contains(name));
     }
-    assert_eq!(text.matches("bf16 floor").count(), 6);
+    assert_eq!(text.matches("bf16 floor").count(), 11);
 }
 
 #[test]
@@ -217,8 +248,10 @@ fn teacher_forcing_finds_the_same_divergence_as_decoding() {
     let mut diverged = 0;
     for start in 0..6u32 {
         let prompt: Vec<u32> = (0..30).map(|i| (i * 37 + start * 101) % 448).collect();
-        let run = Reference::run("x", &prompt, 40, &reference, &floor, &interrupt).unwrap();
-        let behaviour = check_behaviour(&[run], &reference, &other, &interrupt).unwrap();
+        let run =
+            Reference::run("x", Prompt::of_tokens(&prompt, 40), &reference, &floor, &TOKENS, &interrupt)
+                .unwrap();
+        let behaviour = check_behaviour(&[run], &reference, &other, &TOKENS, &interrupt).unwrap();
         let greedy = behaviour.scenarios[0].greedy;
         let decode = |m: &spark_convert::runtime::Model<'_>| {
             m.greedy(&mut State::new(m.config()), &prompt, 40, |_| false).unwrap()
@@ -238,12 +271,15 @@ fn a_model_loses_nothing_against_itself() {
     let opened = Opened::open(&dir).unwrap();
     let model = opened.model().unwrap();
     let interrupt = Interrupt::default();
-    let run = Reference::run("x", &[3, 17, 42], 5, &model, &model, &interrupt).unwrap();
-    let total = check_behaviour(&[run], &model, &model, &interrupt).unwrap().total;
+    let prompt = Prompt::of_tokens(&[3, 17, 42], 5);
+    let run = Reference::run("x", prompt, &model, &model, &TOKENS, &interrupt).unwrap();
+    let behaviour = check_behaviour(&[run], &model, &model, &TOKENS, &interrupt).unwrap();
+    let total = behaviour.total;
     assert_eq!(
         (total.logits_snr_db, total.kl.max, total.same_top, total.top20_overlap),
         (None, 0.0, 1.0, 1.0)
     );
+    assert_eq!(behaviour.layers.unwrap().lowest_db(), None);
     // And the comparison is not blind.
     let mut comparison = Comparison::default();
     comparison.add(Position::of(&[0.0, 1.0], &[1.0, 0.0]));

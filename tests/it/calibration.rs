@@ -39,6 +39,12 @@ fn scenarios() -> Vec<(PathBuf, Value)> {
     files("suite").into_iter().map(read).collect()
 }
 
+/// The chats of a scenario.
+fn chats(scenario: &Value) -> Vec<&Value> {
+    let several = scenario["chats"].as_array().into_iter().flatten();
+    scenario.get("chat").into_iter().chain(several).collect()
+}
+
 /// Every line of the chats among the texts, with where it stands.
 fn chat_lines() -> Vec<(String, Value)> {
     let mut chats = Vec::new();
@@ -112,29 +118,39 @@ fn the_hashes_are_those_of_the_files() {
 
 #[test]
 fn every_scenario_has_the_form_of_one() {
-    let mut names = Vec::new();
+    let (mut names, mut borrowed) = (Vec::new(), Vec::new());
     for (path, scenario) in scenarios() {
         let place = path.display().to_string();
-        only_keys(&place, &scenario, &["name", "about", "text", "chat", "windows", "plus", "new_tokens"]);
+        only_keys(
+            &place,
+            &scenario,
+            &["name", "about", "text", "text_of", "chat", "chats", "windows", "plus", "new_tokens"],
+        );
         let name = scenario["name"].as_str().unwrap();
         assert_eq!(Some(name), path.file_stem().unwrap().to_str(), "{place}");
         assert!(!scenario["about"].as_str().unwrap().is_empty(), "{place}");
         assert!(scenario["new_tokens"].as_u64().unwrap() > 0, "{place}");
-        for key in ["windows", "plus"] {
-            let count = scenario.get(key);
-            assert!(count.is_none_or(Value::is_u64), "{place}: {key}");
-        }
+        assert!(scenario.get("windows").is_none_or(Value::is_u64), "{place}: windows");
+        assert!(scenario.get("plus").is_none_or(Value::is_i64), "{place}: plus");
         assert!(scenario.get("plus").is_none() || scenario.get("windows").is_some(), "{place}");
-        match (scenario.get("text"), scenario.get("chat")) {
-            (Some(text), None) => assert!(!text.as_str().unwrap().is_empty(), "{place}"),
-            (None, Some(chat)) => {
-                only_keys(&place, chat, &["messages", "tools", "enable_thinking"]);
-                assert!(chat.get("enable_thinking").is_none_or(Value::is_boolean), "{place}");
-                well_formed(&place, chat);
-                let last = chat["messages"].as_array().unwrap().last().unwrap();
-                assert_eq!(last["role"], "user", "{place}: the assistant is to speak next");
+        let (text, text_of) = (scenario.get("text"), scenario.get("text_of"));
+        let chats = chats(&scenario);
+        match (text, text_of, chats.is_empty()) {
+            (Some(text), None, true) => assert!(!text.as_str().unwrap().is_empty(), "{place}"),
+            (None, Some(other), true) => borrowed.push(other.as_str().unwrap().to_owned()),
+            (None, None, false) => {}
+            _ => panic!("{place}: exactly one of text, text_of, chat and chats"),
+        }
+        for chat in chats {
+            only_keys(&place, chat, &["messages", "tools", "enable_thinking", "expected"]);
+            assert!(chat.get("enable_thinking").is_none_or(Value::is_boolean), "{place}");
+            well_formed(&place, chat);
+            let last = chat["messages"].as_array().unwrap().last().unwrap();
+            assert_eq!(last["role"], "user", "{place}: the assistant is to speak next");
+            if let Some(expected) = chat.get("expected") {
+                only_keys(&place, expected, &["name", "arguments"]);
+                assert!(expected["name"].is_string() && expected["arguments"].is_object(), "{place}");
             }
-            _ => panic!("{place}: exactly one of text and chat"),
         }
         if name == "long" {
             let text = scenario["text"].as_str().unwrap();
@@ -145,7 +161,20 @@ fn every_scenario_has_the_form_of_one() {
         }
         names.push(name.to_owned());
     }
-    assert_eq!(names, ["chinese", "code", "long", "short", "tool-call"]);
+    let all = [
+        "agent-last-step",
+        "agent-tools",
+        "chinese",
+        "code",
+        "long",
+        "short",
+        "tool-call",
+        "window+1",
+        "window-1",
+        "window",
+    ];
+    assert_eq!(names, all);
+    assert!(borrowed.iter().all(|name| all.contains(&name.as_str())), "{borrowed:?}");
 }
 
 #[test]
@@ -215,10 +244,10 @@ fn every_chat_renders_and_every_text_encodes() {
     };
     for (path, scenario) in scenarios() {
         let place = path.display().to_string();
-        match scenario["text"].as_str() {
-            Some(text) => check(&place, text, tokenizer.encode(text).unwrap()),
-            None => render(&place, &scenario["chat"], true),
+        if let Some(text) = scenario["text"].as_str() {
+            check(&place, text, tokenizer.encode(text).unwrap());
         }
+        chats(&scenario).into_iter().for_each(|chat| render(&place, chat, true));
     }
     for (place, chat) in chat_lines() {
         render(&place, &chat, false);

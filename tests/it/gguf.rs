@@ -176,11 +176,11 @@ fn a_file_is_a_contestant_beside_an_artifact() {
     let report = run(model.root.path(), args(&["--json"])).expect(0).json();
     let [artifact, contestant] = &report["artifacts"].as_array().unwrap()[..] else { panic!("two") };
     assert_eq!((&artifact["scheme"], &contestant["scheme"]), (&json!("w8a8"), &json!("gguf")));
-    assert!(artifact.get("contestant").is_none());
-    assert_eq!(contestant["contestant"]["gelu"], "exact");
+    assert_eq!(artifact["notes"], json!([]));
+    assert!(contestant["notes"][0].as_str().unwrap().contains("exact GELU"), "{}", contestant["notes"]);
     // No bars but the one that was given.
     let gates = contestant["gates"].as_array().unwrap();
-    assert_eq!(gates.iter().map(|g| &g["name"]).collect::<Vec<_>>(), ["greedy"]);
+    assert_eq!(gates.iter().map(|g| &g["metric"]).collect::<Vec<_>>(), ["greedy"]);
     // Every tensor was compared: matrices lost something, norms nothing.
     let modules = contestant["modules"].as_array().unwrap();
     assert_eq!(modules.len(), Checkpoint::open(&model.dir).unwrap().specs.len());

@@ -85,7 +85,10 @@ fn it_halves_the_divergence_of_rounding_on_texts_it_was_not_calibrated_with() {
         run(root.path(), args).expect(0);
         let mut args = vec!["verify".into(), out.into_os_string(), "--reference".into()];
         args.push(fixture.clone().into_os_string());
-        args.extend(["--scenario", "code", "--min-greedy", "0", "--min-snr-db", "0", "--max-kld", "9", "--json"].map(Into::into));
+        args.extend(
+            ["--scenario", "code", "--min-greedy", "0", "--min-snr-db", "0", "--max-kld", "9", "--json"]
+                .map(Into::into),
+        );
         run(root.path(), args).expect(0).json()["artifacts"][0]["behaviour"]["total"]["kl"]["mean"]
             .as_f64()
             .unwrap()

@@ -1,7 +1,7 @@
 //! Plain text tables and sizes for people.
 
 /// Columns padded to their widest cell; the first is left-aligned, the others right.
-pub(super) fn table(rows: &[Vec<String>]) -> String {
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
     let widths: Vec<_> = (0..columns).map(width).collect();
@@ -19,7 +19,7 @@ pub(super) fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// A byte count with a binary unit.
-pub(super) fn bytes(n: u64) -> String {
+pub(crate) fn bytes(n: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     let mut value = n as f64;
     for unit in ["B", "KiB", "MiB"] {
@@ -32,7 +32,7 @@ pub(super) fn bytes(n: u64) -> String {
 }
 
 /// Decibels, or "exact".
-pub(super) fn decibels(db: Option<f64>) -> String {
+pub(crate) fn decibels(db: Option<f64>) -> String {
     db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2} dB"))
 }
 
