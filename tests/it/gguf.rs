@@ -180,7 +180,7 @@ fn a_file_is_a_contestant_beside_an_artifact() {
     assert!(contestant["notes"][0].as_str().unwrap().contains("exact GELU"), "{}", contestant["notes"]);
     // No bars but the one that was given.
     let gates = contestant["gates"].as_array().unwrap();
-    assert_eq!(gates.iter().map(|g| &g["metric"]).collect::<Vec<_>>(), ["greedy"]);
+    assert_eq!(gates.iter().map(|g| &g["name"]).collect::<Vec<_>>(), ["greedy"]);
     // Every tensor was compared: matrices lost something, norms nothing.
     let modules = contestant["modules"].as_array().unwrap();
     assert_eq!(modules.len(), Checkpoint::open(&model.dir).unwrap().specs.len());
