@@ -4,6 +4,7 @@ mod export_npu;
 mod generate;
 mod inspect;
 mod model_arg;
+mod plan;
 mod quantize;
 mod scheme;
 mod table;
@@ -11,6 +12,8 @@ mod verify;
 
 use std::io::Write;
 
+#[cfg(test)]
+pub(crate) use scheme::format as format_of;
 use serde::Serialize;
 
 use crate::cli::{Command, LogArgs, ThreadArgs};
@@ -23,6 +26,7 @@ use crate::error::{Exit, Failure};
 pub fn run(command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::ExportNpu(args) => export_npu::run(&args),
         Command::Verify(args) => verify::run(&args),
@@ -34,6 +38,7 @@ pub fn run(command: Command) -> anyhow::Result<Exit> {
 pub fn log_args(command: &Command) -> LogArgs {
     match command {
         Command::Inspect(args) => args.log,
+        Command::Plan(args) => args.log,
         Command::Quantize(args) => args.log,
         Command::ExportNpu(args) => args.log,
         Command::Verify(args) => args.log,
