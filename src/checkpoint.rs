@@ -4,8 +4,9 @@
 //! proves that they agree with their index, [`Checkpoint`] adds what makes a directory a Spark-X2.5
 //! checkpoint. Artifacts are read back through the first two.
 //!
-//! Inputs must not change while they are mapped: a file that shrinks under the map would end the
-//! process. [`TensorFiles::check_unchanged`] tells a changed file afterwards.
+//! Inputs must not change while they are mapped: a file that shrinks under the map ends the process
+//! (with a word, see [`crate::interrupt::end_on_shortened_input`]). [`TensorFiles::check_unchanged`] tells
+//! a changed file afterwards.
 
 mod directory;
 mod header;
