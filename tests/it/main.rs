@@ -3,15 +3,23 @@
 
 mod behaviour;
 mod calibration;
+mod crash;
 mod export_npu;
 mod export_npu_run;
 mod forward;
 mod four_bits;
+mod hostile;
 mod known_failures;
+mod plan;
 mod quantize;
 mod readme;
 mod runs;
+mod shell;
 mod tamper;
 mod trained;
 mod verify;
 mod workflow;
+
+/// What `hostile` measures with.
+#[global_allocator]
+static ALLOCATOR: xtask::fuzz::Counting = xtask::fuzz::Counting;
