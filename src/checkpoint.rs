@@ -5,8 +5,9 @@
 //! checkpoint. Artifacts are read back through the first two. [`GgufFile`] is a model in one file, as
 //! llama.cpp has it.
 //!
-//! Inputs must not change while they are mapped: a file that shrinks under the map would end the
-//! process. [`TensorFiles::check_unchanged`] tells a changed file afterwards.
+//! Inputs must not change while they are mapped: a file that shrinks under the map ends the process
+//! (with a word, see [`crate::interrupt::end_on_shortened_input`]). [`TensorFiles::check_unchanged`] tells
+//! a changed file afterwards.
 
 mod directory;
 mod gguf_file;

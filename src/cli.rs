@@ -1,8 +1,11 @@
 //! What can be typed. Declarations only: what it means is decided by the commands.
 
+mod plan;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use plan::{ConsumerArg, PlanArgs, PriorityArg, TargetArg};
 
 use crate::progress::Style;
 
@@ -27,6 +30,8 @@ pub struct Cli {
 pub enum Command {
     /// Say what a checkpoint, artifact or GGUF file is: architecture, tensors, sizes, problems
     Inspect(InspectArgs),
+    /// Say which artifact to make for which machine, and what it costs
+    Plan(PlanArgs),
     /// Write a quantized artifact
     Quantize(QuantizeArgs),
     /// Write the decode step as calibrated ONNX graphs for an NPU
@@ -90,6 +95,10 @@ pub enum GeluArg {
 
 /// `inspect`
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    spark-convert inspect Spark-X2.5-1.7B\n  \
+    spark-convert inspect Spark-X2.5-1.7B --tensors | head\n  \
+    spark-convert inspect out/spark-w4a8 --json")]
 pub struct InspectArgs {
     /// Checkpoint or artifact: a directory, its config.json, or a hub-cache snapshot; or a GGUF file
     /// [default: $SPARK_CHECKPOINT, else the current directory]

@@ -6,6 +6,7 @@ mod generate;
 mod gguf;
 mod inspect;
 mod model_arg;
+mod plan;
 mod quantize;
 mod scheme;
 mod verify;
@@ -13,6 +14,8 @@ mod verify_args;
 
 use std::io::Write;
 
+#[cfg(test)]
+pub(crate) use scheme::format as format_of;
 use serde::Serialize;
 
 use crate::cli::{Command, LogArgs, ThreadArgs};
@@ -26,6 +29,7 @@ use crate::table;
 pub fn run(command: Command) -> anyhow::Result<Exit> {
     match command {
         Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::ExportNpu(args) => export_npu::run(&args),
         Command::Verify(args) => verify::run(&args),
@@ -37,6 +41,7 @@ pub fn run(command: Command) -> anyhow::Result<Exit> {
 pub fn log_args(command: &Command) -> LogArgs {
     match command {
         Command::Inspect(args) => args.log,
+        Command::Plan(args) => args.log,
         Command::Quantize(args) => args.log,
         Command::ExportNpu(args) => args.log,
         Command::Verify(args) => args.log,

@@ -1,7 +1,12 @@
-//! SIGINT and SIGTERM as a flag that long loops look at.
+//! SIGINT and SIGTERM as a flag that long loops look at, and the signals that would end the program
+//! without a word.
+
+mod shortened;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use shortened::end_on_shortened_input;
 
 use crate::error::{Exit, Failure, Result};
 
@@ -10,7 +15,8 @@ use crate::error::{Exit, Failure, Result};
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Sets the flag on SIGINT and SIGTERM; a second signal ends the process at once.
+    /// Sets the flag on SIGINT and SIGTERM; a second signal ends the process at once. A file that grows
+    /// beyond what the user may write (`ulimit -f`) becomes a failed write instead of the end.
     ///
     /// # Errors
     /// When the handlers cannot be installed.
@@ -25,6 +31,8 @@ impl Interrupt {
             )?;
             signal_hook::flag::register(signal, this.0.clone())?;
         }
+        // Any handler will do: with one, the call fails with EFBIG.
+        signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default())?;
         Ok(this)
     }
 

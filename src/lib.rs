@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod commands;
 pub mod convert;
+pub mod device;
 pub mod error;
 pub mod formats;
 pub mod gates;

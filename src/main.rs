@@ -4,8 +4,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use spark_convert::cli::Cli;
+use spark_convert::cli::{Cli, LogFormat};
 use spark_convert::error::{Exit, Failure};
+use spark_convert::interrupt::end_on_shortened_input;
 use spark_convert::{commands, logging};
 
 fn main() -> ExitCode {
@@ -13,13 +14,21 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let log = commands::log_args(&cli.command);
     logging::init(log);
-    let exit = match commands::run(cli.command) {
+    let handler = end_on_shortened_input(log.log_format == LogFormat::Json);
+    let exit = match handler.map_err(anyhow::Error::from).and_then(|()| commands::run(cli.command)) {
         Ok(exit) => exit,
         Err(error) if is_broken_pipe(&error) => Exit::Done,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            error.downcast_ref::<Failure>().map_or(Exit::Io, Failure::exit)
-        }
+        Err(error) => match error.downcast_ref::<Failure>() {
+            // It says its cause itself.
+            Some(failure) => {
+                tracing::error!("{failure}");
+                failure.exit()
+            }
+            None => {
+                tracing::error!("{error:#}");
+                Exit::Io
+            }
+        },
     };
     // What a closed stderr swallows cannot be told anywhere else.
     let _ = std::io::stderr().flush();

@@ -9,3 +9,6 @@ mod unread_keys;
 
 pub use config::{ConfigError, GateActivation, LayerType, RopeParameters, SparkConfig};
 pub use tensors::{Module, TensorSpec, is_known_buffer, tensor_specs};
+
+#[cfg(test)]
+pub(crate) use config::tests::published as published_config;

@@ -24,6 +24,33 @@ pub use chat::{Chat, ChatTemplate};
 pub use error::{ChatError, TokenizeError};
 pub use stream::DecodeStream;
 
+/// The parts of a `tokenizer.json` that the `tokenizers` crate unwraps where it should refuse: a decoder that
+/// is not JSON, and a `Precompiled` normalizer whose table is damaged. No Spark tokenizer has such a table,
+/// so none is taken.
+fn check_fragile_parts(tokenizer_json: &[u8]) -> Result<(), String> {
+    #[derive(serde::Deserialize)]
+    struct Fragile {
+        #[serde(default)]
+        normalizer: serde_json::Value,
+        #[serde(default)]
+        decoder: serde_json::Value,
+    }
+    fn is_precompiled(part: &serde_json::Value) -> bool {
+        match part {
+            serde_json::Value::Object(map) => {
+                map.get("type").is_some_and(|t| t == "Precompiled") || map.values().any(is_precompiled)
+            }
+            serde_json::Value::Array(parts) => parts.iter().any(is_precompiled),
+            _ => false,
+        }
+    }
+    let parts: Fragile = serde_json::from_slice(tokenizer_json).map_err(|e| error::one_line(&e))?;
+    match is_precompiled(&parts.normalizer) || is_precompiled(&parts.decoder) {
+        true => Err("a Precompiled normalizer is not supported".to_owned()),
+        false => Ok(()),
+    }
+}
+
 /// A tokenizer bound to the vocabulary size of the model it feeds.
 ///
 /// Every id that goes in or out is compared with that size, so that a file that does not belong to
@@ -45,6 +72,7 @@ impl Tokenizer {
     /// Truncation and padding settings in the file are left aside, as `transformers` does: a
     /// calibration text must not be shortened in silence.
     pub fn from_json(tokenizer_json: &[u8], vocab_size: u32) -> Result<Self, TokenizeError> {
+        check_fragile_parts(tokenizer_json).map_err(TokenizeError::Load)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(tokenizer_json)
             .map_err(|e| TokenizeError::Load(error::one_line(&e)))?;
         inner.with_truncation(None).map_err(|e| TokenizeError::Load(error::one_line(&e)))?;

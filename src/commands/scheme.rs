@@ -9,7 +9,7 @@ use crate::quant::Method;
 ///
 /// # Errors
 /// An option that would have no effect, or options that contradict each other.
-pub(super) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
+pub(crate) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
     let method = match args.method {
         QuantizeMethodArg::Rtn => Method::RoundToNearest,
         QuantizeMethodArg::Search => Method::Search,

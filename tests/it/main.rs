@@ -3,21 +3,29 @@
 
 mod behaviour;
 mod calibration;
+mod crash;
 mod export_npu;
 mod export_npu_run;
 mod forward;
 mod four_bits;
 mod gguf;
 mod gptq;
+mod hostile;
 mod known_failures;
 mod metrics;
+mod plan;
 mod poison;
 mod quantize;
 mod readme;
 mod runs;
+mod shell;
 mod tamper;
 mod trained;
 mod verify;
 mod verify_report;
 mod verify_suite;
 mod workflow;
+
+/// What `hostile` measures with.
+#[global_allocator]
+static ALLOCATOR: xtask::fuzz::Counting = xtask::fuzz::Counting;

@@ -2,6 +2,11 @@
 
 pub(crate) mod bench;
 pub(crate) mod ci;
+pub(crate) mod docs;
+#[cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+pub(crate) mod faults;
 pub(crate) mod fixtures;
+pub(crate) mod fuzz;
 pub(crate) mod oracle;
 mod process;
+mod supply_chain;

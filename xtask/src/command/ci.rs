@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 
-use super::oracle;
 use super::process::{cargo, output, program, release_binary, root, run};
+use super::{oracle, supply_chain};
 
 /// No options.
 #[derive(clap::Args)]
@@ -16,7 +16,7 @@ pub(crate) struct Args {}
 
 pub(crate) fn run_all(_args: &Args) -> Result<()> {
     type Step = fn() -> Result<()>;
-    let steps: [(&str, Step); 8] = [
+    let steps: [(&str, Step); 9] = [
         ("format", || run(cargo().args(["fmt", "--all", "--check"]))),
         ("lock file", || output(cargo().args(["metadata", "--locked", "--format-version=1"])).map(drop)),
         ("clippy", || {
@@ -28,7 +28,8 @@ pub(crate) fn run_all(_args: &Args) -> Result<()> {
                 .args(["doc", "--workspace", "--no-deps", "--locked"])
                 .env("RUSTDOCFLAGS", "-D warnings"))
         }),
-        ("policy", policy),
+        ("supply chain", supply_chain::check),
+        ("oldest compiler", supply_chain::oldest_compiler),
         ("end to end", end_to_end),
         ("referees", referees),
     ];
@@ -40,39 +41,6 @@ pub(crate) fn run_all(_args: &Args) -> Result<()> {
         println!("== {name}: {:.0} s", began.elapsed().as_secs_f64());
     }
     println!("== all passed in {:.0} s", start.elapsed().as_secs_f64());
-    Ok(())
-}
-
-/// What the binary links: no network client, no second TLS, nothing that compiles C.
-fn policy() -> Result<()> {
-    const REFUSED: &[&str] = &[
-        "reqwest",
-        "ureq",
-        "hyper",
-        "hf-hub",
-        "openssl-sys",
-        "rustls",
-        "native-tls",
-        "curl-sys",
-        "onig_sys",
-        "cc",
-        "cmake",
-    ];
-    let tree = output(cargo().args([
-        "tree",
-        "--locked",
-        "--package",
-        "spark-convert",
-        "--edges",
-        "normal,build",
-        "--prefix",
-        "none",
-        "--format",
-        "{p}",
-    ]))?;
-    let found: Vec<_> =
-        tree.lines().filter(|l| REFUSED.contains(&l.split(' ').next().unwrap_or_default())).collect();
-    ensure!(found.is_empty(), "the binary would link {found:?}");
     Ok(())
 }
 

@@ -1,0 +1,183 @@
+//! The readers, and the files that they are given.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use spark_convert::artifact::Manifest;
+use spark_convert::checkpoint::Checkpoint;
+use spark_convert::interpreter::Session;
+use spark_convert::npu::runner::OpenedExport;
+use spark_convert::onnx::Model;
+use spark_convert::opened::Opened;
+use spark_convert::spark::{SparkConfig, tensor_specs};
+use spark_convert::tokenize::{Chat, ChatTemplate, Tokenizer};
+
+use crate::fixtures::FixtureSpec;
+
+/// Every target.
+pub const NAMES: [&str; 10] = [
+    "safetensors",
+    "index",
+    "config",
+    "tokenizer",
+    "chat-template",
+    "manifest",
+    "artifact-config",
+    "artifact-weights",
+    "npu-manifest",
+    "onnx",
+];
+
+/// One kind of file with the reader that is tried on it.
+pub struct Target {
+    name: &'static str,
+    /// Holds the model or artifact, with the damaged file in the place of one of its own.
+    root: tempfile::TempDir,
+    /// The damaged file, relative to the directory that is opened.
+    file: &'static str,
+    /// The part of the undamaged file that is parsed, and what follows it.
+    head: Vec<u8>,
+    tail: Vec<u8>,
+    /// Bytes of the whole directory, which is read with it.
+    beside: u64,
+    /// What the weights of a graph lie in.
+    data: Vec<u8>,
+}
+
+const MODEL: &str = "model";
+const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
+
+impl Target {
+    /// Makes the files of a target.
+    ///
+    /// # Errors
+    /// When there is no target of that name, or `binary` cannot make an artifact.
+    pub fn new(binary: &Path, name: &str) -> Result<Self> {
+        let Some(name) = NAMES.into_iter().find(|known| *known == name) else {
+            bail!("{name}: no such target; there are {}", NAMES.join(", "))
+        };
+        let root = tempfile::tempdir()?;
+        let model = root.path().join(MODEL);
+        FixtureSpec::tiny().write(&model)?;
+        const QUANTIZE: &[&str] = &["quantize", "--scheme", "w4a8", "--group-size", "32"];
+        const EXPORT: &[&str] = &["export-npu", "--precision", "fp32", "--context", "16"];
+        let (made_by, file) = match name {
+            "safetensors" => (None, FIRST_SHARD),
+            "index" => (None, "model.safetensors.index.json"),
+            "config" => (None, "config.json"),
+            "tokenizer" => (None, "tokenizer.json"),
+            "chat-template" => (None, "tokenizer_config.json"),
+            "manifest" => (Some(QUANTIZE), "spark-convert.json"),
+            "artifact-config" => (Some(QUANTIZE), "config.json"),
+            "artifact-weights" => (Some(QUANTIZE), FIRST_SHARD),
+            "npu-manifest" => (Some(EXPORT), "manifest.json"),
+            _ => (Some(EXPORT), "step/model.onnx"),
+        };
+        if let Some(arguments) = made_by {
+            make(binary, arguments, &model, &root.path().join("artifact"))?;
+        }
+        let mut head = fs::read(model.join(file))?;
+        // Weights are data; damage to them is what hashes are for.
+        let parsed = match file {
+            FIRST_SHARD => header_end(&head)?,
+            _ => head.len(),
+        };
+        let tail = head.split_off(parsed);
+        let data = match name {
+            "onnx" => fs::read(model.join("step/model.data"))?,
+            _ => Vec::new(),
+        };
+        Ok(Self { name, file, head, tail, beside: bytes_below(&model)?, data, root })
+    }
+
+    /// The part of the undamaged file that is parsed.
+    pub(super) fn whole(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// What reading a file may take: JSON as a tree is some tens of times its text, and the rest of the
+    /// directory is read with it.
+    pub(super) fn memory_bound(&self, len: usize) -> u64 {
+        (16 << 20) + 256 * len as u64 + 64 * self.beside
+    }
+
+    /// Reads a file that begins with these bytes, as far as a command would.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub(super) fn read(&self, head: &[u8]) -> Result<()> {
+        let dir = self.root.path().join(MODEL);
+        let write = |bytes: &[u8]| fs::write(dir.join(self.file), [bytes, &self.tail].concat());
+        match self.name {
+            "config" => {
+                let config = SparkConfig::parse(&serde_json::from_slice(head)?)?;
+                ensure!(!tensor_specs(&config).is_empty());
+            }
+            "tokenizer" => {
+                let tokenizer = Tokenizer::from_json(head, 448)?;
+                let ids = tokenizer.encode("Tap <tool_call> 42, \u{4f60}\u{597d}\n\t\u{0} caf\u{e9}")?;
+                tokenizer.decode(&ids)?;
+            }
+            "chat-template" => {
+                let messages = serde_json::json!([
+                    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"},
+                ]);
+                let messages: Vec<_> = messages.as_array().cloned().unwrap_or_default();
+                let template = ChatTemplate::from_config(head, None)?;
+                template.render(&Chat { messages: &messages, ..Chat::default() })?;
+            }
+            "manifest" => {
+                // With its hash made right, or nothing but the hash would be tried.
+                let manifest: Manifest = serde_json::from_slice(head)?;
+                write(&manifest.seal()?)?;
+                Opened::open(&dir)?.model()?;
+            }
+            "npu-manifest" => {
+                write(head)?;
+                OpenedExport::open(&dir)?.runner()?;
+            }
+            "onnx" => {
+                let model = Model::decode(head, "model.data")?;
+                Session::new(&model, &self.data)?;
+            }
+            "artifact-config" | "artifact-weights" => {
+                write(head)?;
+                Opened::open(&dir)?.model()?;
+            }
+            _ => {
+                write(head)?;
+                Checkpoint::open(&dir)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Makes an artifact of the model, and puts it in the model's place.
+fn make(binary: &Path, arguments: &[&str], model: &Path, out: &Path) -> Result<()> {
+    let mut command = Command::new(binary);
+    command.arg(arguments[0]).arg(model).args(&arguments[1..]).arg("--out").arg(out);
+    command.args(["--progress", "none"]).env_remove("SPARK_CHECKPOINT");
+    let made = command.output().context("cannot start the binary")?;
+    ensure!(made.status.success(), "{command:?}: {}", String::from_utf8_lossy(&made.stderr));
+    fs::remove_dir_all(model)?;
+    fs::rename(out, model)?;
+    Ok(())
+}
+
+/// Where the data of a safetensors file begins.
+fn header_end(bytes: &[u8]) -> Result<usize> {
+    let (length, _) = bytes.split_first_chunk().context("a file of less than 8 bytes")?;
+    Ok(8 + usize::try_from(u64::from_le_bytes(*length))?)
+}
+
+fn bytes_below(dir: &Path) -> Result<u64> {
+    let mut total = 0;
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        total += if path.is_dir() { bytes_below(&path)? } else { path.metadata()?.len() };
+    }
+    Ok(total)
+}
