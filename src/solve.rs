@@ -148,11 +148,11 @@ pub fn solve(
 fn fingerprint(checkpoint: &Checkpoint, format: &dyn Format, tokens: &Sha256Hex) -> Result<String> {
     let mut hash = Sha256::new();
     for shard in &checkpoint.files.shards {
-        hash.update(crate::artifact::hash_bytes(shard.bytes()).to_string());
+        hash.update(crate::artifact::hash_bytes(shard.bytes()));
     }
     hash.update(json!([format.scheme(), format.options(), tokens, checkpoint.config_json]).to_string());
     hash.update(env!("CARGO_PKG_VERSION"));
-    Ok(finish_hash(hash).to_string())
+    Ok(finish_hash(hash))
 }
 
 fn file_of(module: &str) -> String {

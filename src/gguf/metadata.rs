@@ -166,7 +166,7 @@ impl List {
         let start = cursor.at();
         match element.width() {
             Some(width) => {
-                let bytes = count.checked_mul(width as u64).unwrap_or(u64::MAX);
+                let bytes = count.saturating_mul(width as u64);
                 cursor.take(bytes, "a list")?;
             }
             None => {

@@ -176,7 +176,7 @@ fn draw_spread(spread: &Spread) -> String {
         let power = edge.log10();
         if (power - power.round()).abs() < 1e-6 {
             let x = LEFT + (as_number(i) + 1.0) * step;
-            text(&mut out, x, HEIGHT - BOTTOM + 16.0, "t m", &format!("{}", decade(power.round())));
+            text(&mut out, x, HEIGHT - BOTTOM + 16.0, "t m", &decade(power.round()).to_string());
         }
     }
     if let Some((name, value)) = &spread.mark {
