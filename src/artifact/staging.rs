@@ -129,6 +129,22 @@ impl Staging {
         Ok(FileRecord { bytes, sha256 })
     }
 
+    /// Gives a written file a second name: a hard link, or a copy where the file system has none.
+    ///
+    /// # Errors
+    /// When there is a file of that name, or copying fails.
+    pub fn link(&self, from: &str, to: &str) -> Result<()> {
+        let (from, to) = (self.path(from), self.path(to));
+        match fs::hard_link(&from, &to) {
+            Ok(()) => Ok(()),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Failure::io(&to, "cannot create", e)),
+            Err(_) => {
+                let copied = fs::copy(&from, &to).and_then(|_| File::open(&to)?.sync_all());
+                copied.map_err(|e| Failure::io(&to, "cannot copy", e))
+            }
+        }
+    }
+
     /// Gives the directory its name. With `replace`, an artifact of that name is exchanged for this
     /// one in one step and then removed.
     ///
@@ -290,6 +306,21 @@ mod tests {
         staging.write("x", b"1").unwrap();
         drop(staging);
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_second_name_has_the_same_bytes_and_never_replaces_a_file() {
+        let root = tempfile::tempdir().unwrap();
+        let staging = Staging::begin(&root.path().join("model")).unwrap();
+        staging.create_dir("sub").unwrap();
+        staging.write("x", b"1").unwrap();
+        staging.link("x", "sub/x").unwrap();
+        assert_eq!(fs::read(staging.path("sub/x")).unwrap(), b"1");
+        staging.write("y", b"2").unwrap();
+        assert!(staging.link("x", "y").is_err());
+        assert_eq!(fs::read(staging.path("y")).unwrap(), b"2");
+        staging.publish(false).unwrap();
+        assert_eq!(fs::read(root.path().join("model/sub/x")).unwrap(), b"1");
     }
 
     #[test]
