@@ -254,7 +254,7 @@ pub enum DialectArg {
     Qdq23,
     /// Operator set 21, norms and GELU of several float nodes, encodings in the graph
     Qdq21,
-    /// Operator set 18, float throughout: for MNN, OpenVINO and older readers; implies --precision fp32
+    /// Operator set 18, float throughout, for readers without the newer operators; implies fp32
     Float18,
     /// The float graph, with the encodings of --precision in a file beside it
     Aimet,

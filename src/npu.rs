@@ -50,7 +50,7 @@ pub struct Export {
     /// Prefill graphs, none or as many as decode graphs with layers: each has the layers of the decode
     /// graph with its number, and the first of its weights.
     pub prefill: Vec<LogicalGraph>,
-    /// Where the constants of each decode graph lie; those of its prefill graph are the same.
+    /// Where the constants of each decode graph lie; those of its prefill graph lie at the same offsets.
     pub layouts: Vec<Layout>,
     /// What masks hold, from the scores where texts were run.
     blocked: Blocked,
@@ -163,7 +163,10 @@ impl Export {
     /// Bytes of all data files, the embedding and samples.
     pub fn data_bytes(&self) -> u64 {
         let samples = if self.options.samples { samples::bytes(&self.graphs) } else { 0 };
-        self.layouts.iter().map(|l| l.file_bytes).sum::<u64>() + self.embedding_bytes() + samples
+        let prefill = self.prefill.iter().zip(&self.layouts);
+        let prefill: u64 = prefill.map(|(graph, layout)| layout.bytes_of_first(graph.weights.len())).sum();
+        let decode: u64 = self.layouts.iter().map(|l| l.file_bytes).sum();
+        decode + prefill + self.embedding_bytes() + samples
     }
 }
 

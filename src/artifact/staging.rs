@@ -2,7 +2,7 @@
 //! is whole and on disk. A crash, a full disk or a kill leaves no directory that looks finished.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -118,7 +118,11 @@ impl Staging {
     ///
     /// # Errors
     /// When reading or writing fails.
-    pub fn copy(&self, name: &str, mut from: File) -> Result<FileRecord> {
+    pub fn copy(&self, name: &str, from: File) -> Result<FileRecord> {
+        self.fill(name, from)
+    }
+
+    fn fill(&self, name: &str, mut from: impl Read) -> Result<FileRecord> {
         let mut to = self.create(name)?;
         let failed = |e| Failure::io(&self.path(name), "cannot copy", e);
         std::io::copy(&mut from, &mut to).map_err(failed)?;
@@ -129,20 +133,14 @@ impl Staging {
         Ok(FileRecord { bytes, sha256 })
     }
 
-    /// Gives a written file a second name: a hard link, or a copy where the file system has none.
+    /// Writes a file that is the beginning of another one here, and waits until it is on disk.
     ///
     /// # Errors
-    /// When there is a file of that name, or copying fails.
-    pub fn link(&self, from: &str, to: &str) -> Result<()> {
-        let (from, to) = (self.path(from), self.path(to));
-        match fs::hard_link(&from, &to) {
-            Ok(()) => Ok(()),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Failure::io(&to, "cannot create", e)),
-            Err(_) => {
-                let copied = fs::copy(&from, &to).and_then(|_| File::open(&to)?.sync_all());
-                copied.map_err(|e| Failure::io(&to, "cannot copy", e))
-            }
-        }
+    /// When reading or writing fails, or there is a file of that name.
+    pub fn copy_start(&self, name: &str, of: &str, bytes: u64) -> Result<FileRecord> {
+        let path = self.path(of);
+        let from = File::open(&path).map_err(|e| Failure::io(&path, "cannot open", e))?;
+        self.fill(name, from.take(bytes))
     }
 
     /// Gives the directory its name. With `replace`, an artifact of that name is exchanged for this
@@ -309,18 +307,16 @@ mod tests {
     }
 
     #[test]
-    fn a_second_name_has_the_same_bytes_and_never_replaces_a_file() {
+    fn the_start_of_a_file_is_copied_and_nothing_is_replaced() {
         let root = tempfile::tempdir().unwrap();
         let staging = Staging::begin(&root.path().join("model")).unwrap();
         staging.create_dir("sub").unwrap();
-        staging.write("x", b"1").unwrap();
-        staging.link("x", "sub/x").unwrap();
-        assert_eq!(fs::read(staging.path("sub/x")).unwrap(), b"1");
-        staging.write("y", b"2").unwrap();
-        assert!(staging.link("x", "y").is_err());
-        assert_eq!(fs::read(staging.path("y")).unwrap(), b"2");
-        staging.publish(false).unwrap();
-        assert_eq!(fs::read(root.path().join("model/sub/x")).unwrap(), b"1");
+        staging.write("x", b"12345").unwrap();
+        let record = staging.copy_start("sub/x", "x", 3).unwrap();
+        assert_eq!((record.bytes, record.sha256), (3, hash_bytes(b"123")));
+        assert_eq!(fs::read(staging.path("sub/x")).unwrap(), b"123");
+        assert!(staging.copy_start("sub/x", "x", 5).is_err());
+        assert_eq!(fs::read(staging.path("sub/x")).unwrap(), b"123");
     }
 
     #[test]

@@ -94,6 +94,12 @@ impl Layout {
         let weights = graph.weights.iter().map(&mut placed).collect::<Result<_>>()?;
         Ok(Self { weights, file_bytes: data.file_bytes() })
     }
+
+    /// Bytes of the data file up to the end of the first weights.
+    pub fn bytes_of_first(&self, weights: usize) -> u64 {
+        let parts = self.weights[..weights].iter().flat_map(PlacedWeight::parts);
+        parts.filter_map(|part| Some(part.offset? + part.len_bytes())).max().unwrap_or(0)
+    }
 }
 
 /// Name of the scale of a tensor.

@@ -118,9 +118,10 @@ pub struct GraphInfo {
     /// Encodings beside the model, of the aimet dialect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encodings: Option<String>,
-    /// The graph whose data file is the same byte for byte: a runtime needs only one of them.
+    /// The graph whose data file begins with all the bytes of this one's: a runtime may give both the
+    /// longer one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub same_data_as: Option<String>,
+    pub data_is_start_of: Option<String>,
 }
 
 /// An input or an output.
@@ -331,7 +332,7 @@ fn graph_info(export: &Export, phase: Phase, index: usize) -> GraphInfo {
             false => Vec::new(),
         },
         encodings: is_aimet(options).then(|| format!("{}/{ENCODINGS_FILE}", graph.name)),
-        same_data_as: match phase {
+        data_is_start_of: match phase {
             Phase::Decode => None,
             Phase::Prefill => Some(export.graphs[index].name.clone()),
         },

@@ -99,13 +99,14 @@ impl Writer<'_> {
             self.weight(weight, placed, &mut data, &mut constants, &data_name, written)?;
         }
         let record = data.finish(layout)?;
-        written.files.insert(data_name.clone(), record.clone());
+        written.files.insert(data_name.clone(), record);
         self.model(Phase::Decode, index, &constants, written)?;
         let Some(prefill) = self.export.prefill.get(index) else { return Ok(()) };
+        self.interrupt.check()?;
         self.staging.create_dir(&prefill.name)?;
-        let same_data_name = format!("{}/{DATA_FILE}", prefill.name);
-        self.staging.link(&data_name, &same_data_name)?;
-        written.files.insert(same_data_name, record);
+        let start_name = format!("{}/{DATA_FILE}", prefill.name);
+        let bytes = layout.bytes_of_first(prefill.weights.len());
+        written.files.insert(start_name.clone(), self.staging.copy_start(&start_name, &data_name, bytes)?);
         self.model(Phase::Prefill, index, &constants, written)
     }
 

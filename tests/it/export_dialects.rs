@@ -77,40 +77,46 @@ fn quantized_forms_agree() {
     assert!(db >= cost + 3.0, "qdq21: {db} dB from the default, which is {cost} dB from float");
 }
 
-/// The trained checkpoint says the same in every form.
+/// The trained checkpoint says the same in every form of a precision. To the first prompt int8 weights say
+/// what floats say; to the second they differ after eleven tokens, where two are 0.23 apart in the logits.
 #[test]
 fn all_forms_of_the_bundled_checkpoint_generate_the_same_tokens() {
     const STEPS: usize = 24;
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/spark-tiny");
     let checkpoint = Checkpoint::open(&fixture).unwrap();
     let tokenizer = tokenizer(&checkpoint.dir, &checkpoint.config).unwrap();
-    let prompt = tokenizer.encode("def add(a, b):\n    return a").unwrap();
+    let prompts = ["She opened the door and", "The history of the town begins in"];
     let root = TempDir::new().unwrap();
-    let generate = |out: &str, options: &[&str]| -> Vec<u32> {
+    let generate = |out: &str, options: &[&str]| -> [Vec<u32>; 2] {
         let mut args = vec!["export-npu", fixture.to_str().unwrap(), "--context", "64", "--out", out];
         args.extend(options);
         run(root.path(), args).expect(0);
         let opened = OpenedExport::open(&root.path().join(out)).unwrap();
-        let mut runner = opened.runner().unwrap();
-        let rows: Vec<Vec<f32>> = prompt.iter().map(|t| opened.embedding(*t).unwrap()).collect();
-        let mut logits = runner.prompt(&rows).unwrap().logits;
-        let mut generated = Vec::new();
-        for _ in 0..STEPS {
-            generated.push(argmax(&logits) as u32);
-            logits = runner.step(&opened.embedding(generated[generated.len() - 1]).unwrap()).unwrap().logits;
-        }
-        generated
+        prompts.map(|prompt| {
+            let mut runner = opened.runner().unwrap();
+            let prompt = tokenizer.encode(prompt).unwrap();
+            let rows: Vec<Vec<f32>> = prompt.iter().map(|t| opened.embedding(*t).unwrap()).collect();
+            let mut logits = runner.prompt(&rows).unwrap().logits;
+            let mut generated = Vec::new();
+            for _ in 0..STEPS {
+                let token = argmax(&logits) as u32;
+                generated.push(token);
+                logits = runner.step(&opened.embedding(token).unwrap()).unwrap().logits;
+            }
+            generated
+        })
     };
-    let expected = generate("float", &["--dialect", "float18"]);
-    assert!(expected.iter().collect::<BTreeSet<_>>().len() > 4, "too dull to tell: {expected:?}");
+    let float = generate("float", &["--dialect", "float18"]);
+    assert!(float[0].iter().collect::<BTreeSet<_>>().len() > 8, "too dull to tell: {float:?}");
     let calib = ["--calib-tokens", "1500"];
+    assert_eq!(generate("aimet", &[&calib[..], &["--dialect", "aimet", "--prefill", "3"]].concat()), float);
+    let codes = generate("codes", &[&calib[..], &["--prefill", "4"]].concat());
+    assert_eq!(codes[0], float[0]);
     for (out, options) in [
-        ("a", &["--prefill", "8"][..]),
-        ("b", &["--dialect", "qdq21", "--split", "block4", "--prefill", "4"]),
-        ("c", &["--cache-type", "u16sym", "--sliding-cache", "roll", "--full-cache", "ring"]),
-        ("d", &["--dialect", "aimet"]),
+        ("a", &["--dialect", "qdq21", "--split", "block4", "--prefill", "3"][..]),
+        ("b", &["--cache-type", "u16sym", "--sliding-cache", "roll", "--full-cache", "ring"]),
     ] {
-        assert_eq!(generate(out, &[&calib, options].concat()), expected, "{options:?}");
+        assert_eq!(generate(out, &[&calib, options].concat()), codes, "{options:?}");
     }
 }
 

@@ -1,7 +1,6 @@
 //! Prefill graphs: several tokens of a prompt at once are the same as one by one.
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::json;
 use spark_convert::npu::runner::{OpenedExport, Runner};
@@ -110,12 +109,6 @@ fn padding_is_invisible() {
     assert!(db >= 110.0, "{db} dB");
 }
 
-fn same_file(a: &Path, b: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let [a, b] = [a, b].map(|path| fs::metadata(path).unwrap());
-    (a.dev(), a.ino()) == (b.dev(), b.ino())
-}
-
 #[test]
 fn both_kinds_of_graphs_share_weights_caches_and_encodings() {
     let model = with_texts(FixtureSpec::tiny());
@@ -128,10 +121,9 @@ fn both_kinds_of_graphs_share_weights_caches_and_encodings() {
     assert_eq!(prefill.graphs.len(), 4);
     for (prefill, decode) in prefill.graphs.iter().zip(&manifest.graphs) {
         assert_eq!(prefill.name, format!("prefill_{}", decode.name));
-        assert_eq!(prefill.same_data_as.as_ref(), Some(&decode.name));
-        let [a, b] = [&prefill.data, &decode.data].map(|file| out.join(file));
-        assert_eq!(fs::read(&a).unwrap(), fs::read(&b).unwrap());
-        assert!(same_file(&a, &b), "the bytes are there twice");
+        assert_eq!(prefill.data_is_start_of.as_ref(), Some(&decode.name));
+        let [a, b] = [&prefill.data, &decode.data].map(|file| fs::read(out.join(file)).unwrap());
+        assert_eq!(a, b, "{}", prefill.name);
         assert_eq!(tree(&out.join(&prefill.name)).len(), 2);
         let decode_ports = || decode.inputs.iter().chain(&decode.outputs);
         for port in prefill.inputs.iter().chain(&prefill.outputs) {
@@ -151,6 +143,14 @@ fn both_kinds_of_graphs_share_weights_caches_and_encodings() {
     for file in ["prefill_layer_03/model.onnx", "prefill_layer_03/model.data"] {
         assert!(record["files"][file]["sha256"].is_string(), "{file}");
     }
+    // Of a whole step the head comes last, and is left out.
+    export(&model, "whole", &["--precision", "fp32", "--prefill", "6"]);
+    let data =
+        |graph: &str| fs::read(model.root.path().join("whole").join(graph).join("model.data")).unwrap();
+    let (prefill, decode) = (data("prefill"), data("step"));
+    assert!(decode.starts_with(&prefill));
+    // The head has 448 rows of 128.
+    assert_eq!(decode.len(), prefill.len().next_multiple_of(4096) + 448 * 128 * 4);
     // A second run finds everything as it was.
     let mut args = vec!["export-npu", model.dir.to_str().unwrap(), "--out", "out", "--context", "40"];
     args.extend(options);
@@ -174,10 +174,10 @@ fn calls_that_cannot_be_are_refused() {
         assert!(error.contains(words), "{words:?} in {error}");
     };
     refused(&mut without.runner().unwrap(), 6, "prefill graphs");
-    refused(&mut whole.runner().unwrap(), 5, "5 tokens, expected 6 to 6 at once");
+    refused(&mut whole.runner().unwrap(), 5, "5 tokens at once, expected 6");
     let mut runner = entries.runner().unwrap();
-    refused(&mut runner, 0, "0 tokens, expected 1 to 6 at once");
-    refused(&mut runner, 7, "7 tokens");
+    refused(&mut runner, 0, "0 tokens at once, expected 1 to 6");
+    refused(&mut runner, 7, "7 tokens at once");
     assert!(runner.prompt(&[]).unwrap_err().to_string().contains("no tokens"));
     assert_eq!(runner.position(), 0);
     runner.prompt(&rows[..CONTEXT - 2]).unwrap();

@@ -51,8 +51,8 @@ impl Runner<'_> {
         let prefill = prefill.ok_or_else(|| refuse("prefill", "prefill graphs", "none"))?;
         let (rows, count) = (prefill.rows, hidden.len());
         if count == 0 || count > rows || (count < rows && !prefill.partial_chunks) {
-            let least = if prefill.partial_chunks { 1 } else { rows };
-            return Err(Failure::usage(format!("{count} tokens, expected {least} to {rows} at once")));
+            let least = if prefill.partial_chunks { "1 to " } else { "" };
+            return Err(Failure::usage(format!("{count} tokens at once, expected {least}{rows}")));
         }
         if self.position + count > manifest.context {
             return Err(Failure::usage(format!("the context of {} tokens is full", manifest.context)));
