@@ -2,6 +2,7 @@
 
 mod calibration;
 mod export_npu;
+mod export_options;
 mod generate;
 mod gguf;
 mod inspect;

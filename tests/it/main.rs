@@ -4,8 +4,10 @@
 mod behaviour;
 mod calibration;
 mod crash;
+mod export_dialects;
 mod export_npu;
 mod export_npu_run;
+mod export_prefill;
 mod forward;
 mod four_bits;
 mod gguf;
