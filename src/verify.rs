@@ -9,6 +9,7 @@ mod behaviour;
 mod contract;
 mod integrity;
 mod json_diff;
+pub mod npu;
 mod weights;
 
 use serde::Serialize;

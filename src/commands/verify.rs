@@ -1,5 +1,7 @@
 //! `verify`: judge artifacts from their bytes on disk; any finding, or a missed gate, is exit 1.
 
+mod export;
+
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +19,7 @@ use crate::opened::{Artifact, chat_template, checkpoint_model, no_chat_template,
 use crate::progress;
 use crate::runtime::{Model, Rounding};
 use crate::scenario::{self, Scenario};
+use crate::verify::npu::ExportBehaviour;
 use crate::verify::{
     Behaviour, Check, Finding, ModuleSnr, Reference, check_behaviour, check_contract, check_integrity,
     check_source, check_weights, read_manifest,
@@ -37,6 +40,8 @@ struct Verdict {
     gates: Vec<Gate>,
     findings: Vec<Finding>,
     behaviour: Option<Behaviour>,
+    /// The steps of an NPU export.
+    export: Option<ExportBehaviour>,
     modules: Vec<ModuleSnr>,
 }
 
@@ -88,10 +93,13 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
     let interrupt = Interrupt::install()?;
     let verdicts = on_threads(args.run.threads, || -> Result<Vec<Verdict>> {
         // What is not an artifact, or another checkpoint's, is told before any time is spent on it.
+        let mut manifests = Vec::new();
         for path in &artifacts {
-            if let Ok(manifest) = read_manifest(&ModelDir::open(path)?)? {
-                check_source(&checkpoint, &manifest.source.files)?;
-            }
+            manifests.push(read_manifest(&ModelDir::open(path)?)?.ok());
+        }
+        export::check_gates(args, &manifests)?;
+        for manifest in manifests.iter().flatten() {
+            check_source(&checkpoint, &manifest.source.files)?;
         }
         let source = Source {
             model: checkpoint_model(&checkpoint, Rounding::None)?,
@@ -122,6 +130,9 @@ fn check_gates(args: &VerifyArgs) -> Result<()> {
     let gates = [
         ("--min-weight-snr-db", args.min_weight_snr_db, f64::NEG_INFINITY..=f64::INFINITY),
         ("--min-snr-db", args.min_snr_db, f64::NEG_INFINITY..=f64::INFINITY),
+        ("--min-step-snr-db", args.min_step_snr_db, f64::NEG_INFINITY..=f64::INFINITY),
+        ("--min-kv-snr-db", args.min_kv_snr_db, f64::NEG_INFINITY..=f64::INFINITY),
+        ("--min-graph-snr-db", args.min_graph_snr_db, f64::NEG_INFINITY..=f64::INFINITY),
         ("--max-kld", args.max_kld, 0.0..=f64::INFINITY),
         ("--min-greedy", args.min_greedy, 0.0..=1.0),
     ];
@@ -137,7 +148,9 @@ fn check_gates(args: &VerifyArgs) -> Result<()> {
             )));
         }
     }
-    let behaviour = [args.min_snr_db, args.max_kld, args.min_greedy].iter().any(Option::is_some);
+    let of_exports = [args.min_step_snr_db, args.min_kv_snr_db, args.min_graph_snr_db];
+    let behaviour =
+        [args.min_snr_db, args.max_kld, args.min_greedy].iter().chain(&of_exports).any(Option::is_some);
     if behaviour && args.scenario.iter().any(|s| s == "none") {
         return Err(Failure::usage("--scenario none: a gate on what the model says would have no effect"));
     }
@@ -177,8 +190,11 @@ fn runnable(
 
 /// Every artifact under `artifacts/`.
 fn artifacts_here() -> Result<Vec<PathBuf>> {
-    let none =
-        || Failure::usage(format!("no artifact under {ARTIFACTS}/; name one, or make one with quantize"));
+    let none = || {
+        Failure::usage(format!(
+            "no artifact under {ARTIFACTS}/; name one, or make one with quantize or export-npu"
+        ))
+    };
     let entries = std::fs::read_dir(ARTIFACTS).map_err(|_| none())?;
     let mut found: Vec<_> = entries
         .filter_map(|e| Some(e.ok()?.path()))
@@ -222,6 +238,7 @@ fn judge(path: &Path, source: &Source<'_>, args: &VerifyArgs, interrupt: &Interr
         gates: Vec::new(),
         findings: Vec::new(),
         behaviour: None,
+        export: None,
         modules: Vec::new(),
     };
     let manifest = match read_manifest(&dir)? {
@@ -232,6 +249,11 @@ fn judge(path: &Path, source: &Source<'_>, args: &VerifyArgs, interrupt: &Interr
         }
     };
     verdict.scheme = Some(manifest.scheme.clone());
+    if export::is_export(&manifest) {
+        export::examine(&dir, &manifest, source, args, interrupt, &mut verdict)?;
+        verdict.passed = verdict.findings.is_empty() && verdict.gates.iter().all(|g| g.passed);
+        return Ok(verdict);
+    }
     match formats::from_manifest(&manifest.scheme, &manifest.options) {
         Err(what) => verdict.findings.push(Finding {
             check: Check::Contract,
@@ -346,6 +368,9 @@ fn text(verdict: &Verdict) -> String {
     }
     if let Some(behaviour) = &verdict.behaviour {
         text += &behaviour_text(behaviour);
+    }
+    if let Some(behaviour) = &verdict.export {
+        text += &export::text(behaviour);
     }
     for finding in &verdict.findings {
         text += &format!("FAIL {finding}\n");

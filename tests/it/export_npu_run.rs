@@ -33,7 +33,7 @@ fn export(model: &Model, out: &str, options: &[&str]) -> OpenedExport {
 }
 
 /// Texts of tokens like those that the tests run.
-fn with_texts(spec: FixtureSpec) -> Model {
+pub(crate) fn with_texts(spec: FixtureSpec) -> Model {
     let model = Model::new(spec);
     let text = |i: usize| -> String {
         (0..60).map(|j| char::from(b' ' + ((j * 37 + i * 11 + j * j * (i + 1)) % 95) as u8)).collect()

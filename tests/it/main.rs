@@ -14,4 +14,5 @@ mod runs;
 mod tamper;
 mod trained;
 mod verify;
+mod verify_export;
 mod workflow;
