@@ -424,6 +424,15 @@ pub struct VerifyArgs {
     /// Lowest SNR of the logits over all scenarios, in dB [default: by scheme]
     #[arg(long, value_name = "DB", allow_negative_numbers = true)]
     pub min_snr_db: Option<f64>,
+    /// Lowest SNR of the logits of one step of an NPU export, in dB [default: by precision]
+    #[arg(long, value_name = "DB", allow_negative_numbers = true)]
+    pub min_step_snr_db: Option<f64>,
+    /// Lowest SNR of the keys or values that a layer of an NPU export returns, in dB [default: by precision]
+    #[arg(long, value_name = "DB", allow_negative_numbers = true)]
+    pub min_kv_snr_db: Option<f64>,
+    /// Lowest SNR of a graph by itself of an NPU export that is split, in dB [default: by precision]
+    #[arg(long, value_name = "DB", allow_negative_numbers = true)]
+    pub min_graph_snr_db: Option<f64>,
     /// Highest mean KL divergence over all scenarios, in nats per token [default: by scheme]
     #[arg(long, value_name = "NATS")]
     pub max_kld: Option<f64>,

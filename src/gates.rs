@@ -3,6 +3,7 @@
 //! A bar comes from the scheme, from a file, or from the command line, and the later one wins. What was
 //! asked for and cannot be measured has failed: a pipeline must not go on because a figure is missing.
 
+mod export;
 mod file;
 
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,7 @@ use crate::formats::Gates;
 use crate::metrics::{Greedy, Summary};
 use crate::verify::{ActionTally, Behaviour, ModuleSnr};
 
+pub use export::{default_export_bars, judge_export};
 pub use file::GateFile;
 
 /// A figure that can be held against a bar.
@@ -35,6 +37,12 @@ pub enum Metric {
     Greedy,
     /// Share of the reference's tool calls kept.
     Actions,
+    /// Of an export: lowest SNR of the logits of a step, in dB.
+    StepSnrDb,
+    /// Of an export: lowest SNR of the keys or values that a layer returns, in dB.
+    KvSnrDb,
+    /// Of an export: lowest SNR of a graph that is fed what the checkpoint feeds it, in dB.
+    GraphSnrDb,
 }
 
 /// A bar for a figure.
@@ -82,7 +90,7 @@ enum Figure {
 
 impl Metric {
     /// Every figure.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::WeightSnrDb,
         Self::LayerSnrDb,
         Self::SnrDb,
@@ -92,6 +100,9 @@ impl Metric {
         Self::PerplexityRatio,
         Self::Greedy,
         Self::Actions,
+        Self::StepSnrDb,
+        Self::KvSnrDb,
+        Self::GraphSnrDb,
     ];
 
     /// As reports spell it.
@@ -106,6 +117,9 @@ impl Metric {
             Self::PerplexityRatio => "perplexity_ratio",
             Self::Greedy => "greedy",
             Self::Actions => "actions",
+            Self::StepSnrDb => "step_snr_db",
+            Self::KvSnrDb => "kv_snr_db",
+            Self::GraphSnrDb => "graph_snr_db",
         }
     }
 
@@ -121,7 +135,17 @@ impl Metric {
 
     /// Whether a single scenario has it.
     pub fn is_per_scenario(self) -> bool {
-        !matches!(self, Self::WeightSnrDb | Self::LayerSnrDb)
+        self.is_of_artifacts() && !matches!(self, Self::WeightSnrDb | Self::LayerSnrDb)
+    }
+
+    /// Whether an artifact of weights has it.
+    pub fn is_of_artifacts(self) -> bool {
+        !matches!(self, Self::StepSnrDb | Self::KvSnrDb | Self::GraphSnrDb)
+    }
+
+    /// Whether an NPU export has it.
+    pub fn is_of_exports(self) -> bool {
+        !self.is_of_artifacts() || matches!(self, Self::WeightSnrDb | Self::SnrDb | Self::Kld | Self::Greedy)
     }
 
     /// Whether it takes running the artifact.
@@ -135,9 +159,12 @@ impl Metric {
     /// What would have been right.
     pub fn check(self, bar: f64) -> Result<(), &'static str> {
         let (range, expected) = match self {
-            Self::WeightSnrDb | Self::LayerSnrDb | Self::SnrDb => {
-                (f64::NEG_INFINITY..=f64::INFINITY, "a number of decibels")
-            }
+            Self::WeightSnrDb
+            | Self::LayerSnrDb
+            | Self::SnrDb
+            | Self::StepSnrDb
+            | Self::KvSnrDb
+            | Self::GraphSnrDb => (f64::NEG_INFINITY..=f64::INFINITY, "a number of decibels"),
             Self::Kld | Self::KldP999 => (0.0..=f64::INFINITY, "a number of nats, not negative"),
             Self::PerplexityRatio => (1.0..=f64::INFINITY, "a ratio from 1 on"),
             Self::SameTop | Self::Greedy | Self::Actions => (0.0..=1.0, "a number from 0 to 1"),
@@ -178,24 +205,23 @@ pub fn judge(bars: &[Bar], modules: &[ModuleSnr], behaviour: Option<&Behaviour>)
                 None => Figure::Missing("the artifact was not run"),
                 Some(behaviour) => measure(bar, behaviour),
             };
-            let at_most = bar.metric.at_most();
-            let (measured, passed, reason) = match figure {
-                // A comparison with NaN is false: what is not a number does not pass.
-                Figure::Value(x) => (Some(x), if at_most { x <= bar.bar } else { x >= bar.bar }, None),
-                Figure::Exact => (None, true, None),
-                Figure::Missing(why) => (None, false, Some(why.to_owned())),
-            };
-            Gate {
-                name: bar.metric,
-                scenario: bar.scenario.clone(),
-                at_most,
-                bar: bar.bar,
-                measured,
-                passed,
-                reason,
-            }
+            bar.against(figure)
         })
         .collect()
+}
+
+impl Bar {
+    fn against(&self, figure: Figure) -> Gate {
+        let at_most = self.metric.at_most();
+        let (measured, passed, reason) = match figure {
+            // A comparison with NaN is false: what is not a number does not pass.
+            Figure::Value(x) => (Some(x), if at_most { x <= self.bar } else { x >= self.bar }, None),
+            Figure::Exact => (None, true, None),
+            Figure::Missing(why) => (None, false, Some(why.to_owned())),
+        };
+        let (name, scenario, bar) = (self.metric, self.scenario.clone(), self.bar);
+        Gate { name, scenario, at_most, bar, measured, passed, reason }
+    }
 }
 
 fn weights(modules: &[ModuleSnr]) -> Figure {
@@ -228,7 +254,11 @@ fn of_summary(metric: Metric, summary: &Summary, greedy: &Greedy, actions: Optio
         return Figure::Missing("no position could be compared");
     }
     match metric {
-        Metric::WeightSnrDb | Metric::LayerSnrDb => Figure::Missing("it belongs to no scenario"),
+        Metric::WeightSnrDb
+        | Metric::LayerSnrDb
+        | Metric::StepSnrDb
+        | Metric::KvSnrDb
+        | Metric::GraphSnrDb => Figure::Missing("it belongs to no scenario"),
         Metric::SnrDb => summary.logits_snr_db.map_or(Figure::Exact, Figure::Value),
         Metric::Kld => Figure::Value(summary.kl.mean),
         Metric::KldP999 => Figure::Value(summary.kl.p999),

@@ -220,7 +220,7 @@ pub fn table_range(table: TensorView<'_>) -> Result<Range> {
 
 /// A small architecture of one sliding and one full layer.
 #[cfg(test)]
-fn test_config(edit: impl FnOnce(&mut serde_json::Value)) -> SparkConfig {
+pub(crate) fn test_config(edit: impl FnOnce(&mut serde_json::Value)) -> SparkConfig {
     let mut json = serde_json::json!({
         "model_type": "spark2_5", "architectures": ["Spark2_5ForCausalLM"],
         "hidden_act": "gelu", "attention_bias": false, "mlp_bias": false,

@@ -7,6 +7,7 @@
 
 mod comparison;
 pub mod document;
+mod export;
 mod figures;
 mod html;
 mod junit;
@@ -20,6 +21,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::gates::Gate;
+use crate::verify::npu::ExportBehaviour;
 use crate::verify::{Behaviour, Finding, ModuleSnr};
 
 pub use comparison::{Contestant, compare};
@@ -86,6 +88,9 @@ pub struct Verdict {
     pub findings: Vec<Finding>,
     /// What it says in every scenario.
     pub behaviour: Option<Behaviour>,
+    /// The steps of an NPU export.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<ExportBehaviour>,
     /// How far the weights of each module are from the source's.
     pub modules: Vec<ModuleSnr>,
 }
@@ -124,6 +129,7 @@ impl Verdict {
             gates: Vec::new(),
             findings: Vec::new(),
             behaviour: None,
+            export: None,
             modules: Vec::new(),
         }
     }

@@ -11,6 +11,7 @@ mod contract;
 mod integrity;
 mod json_diff;
 mod layers;
+pub mod npu;
 mod said;
 mod weights;
 

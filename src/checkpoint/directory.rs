@@ -75,6 +75,30 @@ impl ModelDir {
         self.path.join(name).exists()
     }
 
+    /// A directory inside this one.
+    ///
+    /// # Errors
+    /// When the name is not a bare one, there is no such directory, or a link leaves this one.
+    pub fn sub_dir(&self, name: &str) -> Result<Self> {
+        let found = |found: &str| {
+            InputError::file(name).expected("a directory inside the model directory").found(found)
+        };
+        let mut components = Path::new(name).components();
+        let bare = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
+        if !bare || name.contains(['/', '\\', '\0']) {
+            return Err(found("a path").into());
+        }
+        let path = self.path.join(name);
+        let canonical = fs::canonicalize(&path).map_err(|_| found("none of that name"))?;
+        if !canonical.starts_with(&self.canonical) {
+            return Err(found(&format!("a link to {}", canonical.display())).into());
+        }
+        if !canonical.is_dir() {
+            return Err(found("a file").into());
+        }
+        Ok(Self { path, canonical })
+    }
+
     /// Opens a file for reading.
     ///
     /// # Errors
@@ -291,5 +315,9 @@ mod tests {
             assert!(matches!(dir.open_file(name), Err(Failure::Input(_))), "{name:?}");
         }
         assert!(matches!(dir.open_file("src"), Err(Failure::Input(_))), "a directory");
+        assert!(dir.sub_dir("src").unwrap().open_file("lib.rs").is_ok());
+        for name in ["../src", "/etc", "src/npu", "..", ".", "", "Cargo.toml", "none"] {
+            assert!(matches!(dir.sub_dir(name), Err(Failure::Input(_))), "{name:?}");
+        }
     }
 }

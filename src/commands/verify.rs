@@ -1,6 +1,7 @@
 //! `verify`: judge artifacts from their bytes on disk; any finding, or a missed gate, is exit 1.
 
 mod contestant;
+mod export;
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -37,12 +38,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// The bars for an artifact of a scheme, over the scheme's own.
+    /// The bars for an artifact of a scheme, over the scheme's own; those of figures that it has.
     fn over(&self, mut bars: Vec<Bar>, scheme: &str) -> Vec<Bar> {
         if let Some(file) = &self.file {
             gates::overlay(&mut bars, &file.bars(scheme));
         }
         gates::overlay(&mut bars, &self.flags);
+        let export = scheme == export::SCHEME;
+        bars.retain(|bar| if export { bar.metric.is_of_exports() } else { bar.metric.is_of_artifacts() });
         bars
     }
 }
@@ -95,12 +98,18 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
     let interrupt = Interrupt::install()?;
     let verdicts = on_threads(args.run.threads, || -> Result<Vec<Verdict>> {
         // What is not an artifact, or another checkpoint's, is told before any time is spent on it.
+        let (mut manifests, mut contestants) = (Vec::new(), false);
         for path in &artifacts {
             if is_gguf(path) {
                 contestant::check(path, &checkpoint)?;
-            } else if let Ok(manifest) = read_manifest(&ModelDir::open(path)?)? {
-                check_source(&checkpoint, &manifest.source.files)?;
+                contestants = true;
+            } else {
+                manifests.push(read_manifest(&ModelDir::open(path)?)?.ok());
             }
+        }
+        export::check_gates(&asked.flags, &manifests, contestants)?;
+        for manifest in manifests.iter().flatten() {
+            check_source(&checkpoint, &manifest.source.files)?;
         }
         let source = Source {
             model: checkpoint_model(&checkpoint, Rounding::None)?,
@@ -145,8 +154,11 @@ fn runnable(
 
 /// Every artifact under `artifacts/`.
 fn artifacts_here() -> Result<Vec<PathBuf>> {
-    let none =
-        || Failure::usage(format!("no artifact under {ARTIFACTS}/; name one, or make one with quantize"));
+    let none = || {
+        Failure::usage(format!(
+            "no artifact under {ARTIFACTS}/; name one, or make one with quantize or export-npu"
+        ))
+    };
     let entries = std::fs::read_dir(ARTIFACTS).map_err(|_| none())?;
     let mut found: Vec<_> = entries
         .filter_map(|e| Some(e.ok()?.path()))
@@ -217,6 +229,11 @@ fn judge(
         }
     };
     verdict.scheme = Some(manifest.scheme.clone());
+    if export::is_export(&manifest) {
+        export::examine(&dir, &manifest, source, args, asked, interrupt, &mut verdict)?;
+        verdict.passed = verdict.findings.is_empty() && verdict.gates.iter().all(|g| g.passed);
+        return Ok(verdict);
+    }
     match formats::from_manifest(&manifest.scheme, &manifest.options) {
         Err(what) => verdict.findings.push(Finding {
             check: Check::Contract,

@@ -21,6 +21,9 @@ pub(super) fn flags(args: &VerifyArgs) -> Result<Vec<Bar>> {
         (Metric::Kld, args.max_kld),
         (Metric::Greedy, args.min_greedy),
         (Metric::Actions, args.min_actions),
+        (Metric::StepSnrDb, args.min_step_snr_db),
+        (Metric::KvSnrDb, args.min_kv_snr_db),
+        (Metric::GraphSnrDb, args.min_graph_snr_db),
     ];
     let mut bars = Vec::new();
     for (metric, bar) in given.into_iter().filter_map(|(metric, bar)| Some((metric, bar?))) {

@@ -193,6 +193,24 @@ impl Runner<'_> {
         Ok(())
     }
 
+    /// Goes on at `position`, with caches (by the name of the input) that were filled elsewhere.
+    ///
+    /// # Errors
+    /// When they are not the caches of the manifest, each of its type and shape.
+    pub fn resume(&mut self, position: usize, caches: Tensors) -> Result<()> {
+        for (name, held) in &self.caches {
+            let found = caches.get(name).map(|c| (c.element(), c.shape()));
+            if found != Some((held.element(), held.shape())) {
+                let expected = format!("{} {:?}", held.element(), held.shape());
+                let found = found
+                    .map_or_else(|| "none".to_owned(), |(element, shape)| format!("{element} {shape:?}"));
+                return Err(refuse(name, &expected, found));
+            }
+        }
+        (self.position, self.caches) = (position, caches);
+        Ok(())
+    }
+
     /// What a decode graph is fed at this position; the residual stream is given in the type of its input.
     ///
     /// # Errors
@@ -248,15 +266,22 @@ impl Runner<'_> {
     /// # Errors
     /// When the context is full, or the manifest is not that of the graphs.
     pub fn step(&mut self, hidden: &[f32]) -> Result<StepResult> {
+        let result = self.peek(hidden)?;
+        self.keep(&result.outputs, 1, 1)?;
+        Ok(result)
+    }
+
+    /// What [`Runner::step`] would give; nothing moves on.
+    ///
+    /// # Errors
+    /// As [`Runner::step`].
+    pub fn peek(&self, hidden: &[f32]) -> Result<StepResult> {
         let manifest = &self.export.manifest;
         // The step at position = capacity of a full layer is the last: its entry has no slot.
         if self.position >= manifest.context {
             return Err(Failure::usage(format!("the context of {} tokens is full", manifest.context)));
         }
-        let result =
-            self.pass(&manifest.graphs, &self.sessions, hidden, |index, stream| self.inputs(index, stream))?;
-        self.keep(&result.outputs, 1, 1)?;
-        Ok(result)
+        self.pass(&manifest.graphs, &self.sessions, hidden, |index, stream| self.inputs(index, stream))
     }
 
     /// Runs graphs one after the other, each on the residual stream that the one before returned; `feed`
@@ -362,6 +387,19 @@ fn slot(cache: &CacheInfo, position: usize) -> Result<Slot> {
             ));
         }
     })
+}
+
+/// The slot that the entry of an earlier position has when `position` is the next, if it still has one.
+pub fn slot_of(cache: &CacheInfo, entry: usize, position: usize) -> Option<usize> {
+    let age = position.checked_sub(entry)?;
+    if age == 0 || age > cache.capacity {
+        return None;
+    }
+    match (cache.layout.as_str(), cache.returns.as_str()) {
+        ("ring", _) => Some(entry % cache.capacity),
+        (_, "cache") => Some(cache.capacity - age),
+        _ => (entry < cache.capacity).then_some(entry),
+    }
 }
 
 /// Writes one of `rows` returned entries into a slot of a cache.
@@ -477,4 +515,46 @@ pub fn decode(info: &TensorInfo, tensor: &Tensor) -> Result<Vec<f32>> {
         Data::I8(codes) => codes.iter().map(|c| real(i64::from(*c))).collect(),
         Data::F32(_) | Data::I64(_) => return Err(refuse(&info.name, "codes", ElementType::I64)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Caches of five slots, moved on by the rule of their kind, hold the positions where `slot_of` finds them.
+    #[test]
+    fn entries_are_found_where_the_rules_of_the_caches_put_them() {
+        for (layout, returns) in [("ring", "entry"), ("roll", "entry"), ("roll", "cache")] {
+            let tensors = CacheTensors { input: String::new(), output: String::new(), seq_axis: 3 };
+            let cache = CacheInfo {
+                layer: 0,
+                kind: "full".to_owned(),
+                layout: layout.to_owned(),
+                returns: returns.to_owned(),
+                capacity: 5,
+                key: tensors.clone(),
+                value: tensors,
+            };
+            let mut held: Vec<Option<usize>> = vec![None; 5];
+            let last = if (layout, returns) == ("roll", "entry") { 5 } else { 13 };
+            for position in 0..=last {
+                for entry in 0..position + 2 {
+                    let expected = held.iter().position(|h| *h == Some(entry));
+                    assert_eq!(
+                        slot_of(&cache, entry, position),
+                        expected,
+                        "{layout}/{returns} {entry} {position}"
+                    );
+                }
+                match slot(&cache, position).unwrap() {
+                    Slot::Swap => {
+                        held.remove(0);
+                        held.push(Some(position));
+                    }
+                    Slot::At(slot) => held[slot] = Some(position),
+                    Slot::None => {}
+                }
+            }
+        }
+    }
 }

@@ -109,6 +109,9 @@ fn artifact(document: &mut Document, verdict: &Verdict) {
     if let Some(behaviour) = &verdict.behaviour {
         says(document, behaviour);
     }
+    if let Some(export) = &verdict.export {
+        super::export::steps(document, export);
+    }
     let mut lines: Vec<Line> =
         verdict.findings.iter().map(|f| Line { passed: false, text: f.to_string() }).collect();
     lines.extend(verdict.gates.iter().map(|g| Line { passed: g.passed, text: gate_text(g) }));

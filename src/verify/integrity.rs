@@ -19,7 +19,7 @@ pub fn read_manifest(dir: &ModelDir) -> Result<Result<Manifest, Finding>> {
         return Err(InputError::file(dir.path().display())
             .expected(format!("an artifact with a {MANIFEST_FILE}"))
             .found("none")
-            .hint("verify reads directories that quantize wrote")
+            .hint("verify reads directories that quantize or export-npu wrote")
             .into());
     }
     let bytes = dir.read(MANIFEST_FILE)?;
@@ -40,8 +40,7 @@ pub fn check_integrity(
     manifest: &Manifest,
     tensors: Option<&TensorFiles>,
 ) -> Result<Vec<Finding>> {
-    let mut findings: Vec<Finding> =
-        manifest.files.par_iter().filter_map(|(name, record)| check_file(dir, name, record)).collect();
+    let mut findings = check_files(dir, manifest);
     for name in dir.file_names()? {
         if name.ends_with(".safetensors") && !manifest.files.contains_key(&name) {
             findings.push(
@@ -72,9 +71,19 @@ pub fn check_integrity(
     Ok(findings)
 }
 
+/// Every file that the manifest lists.
+pub(super) fn check_files(dir: &ModelDir, manifest: &Manifest) -> Vec<Finding> {
+    manifest.files.par_iter().filter_map(|(name, record)| check_file(dir, name, record)).collect()
+}
+
 fn check_file(dir: &ModelDir, name: &str, record: &FileRecord) -> Option<Finding> {
     let finding = |what: String| Some(Finding::new(Check::Integrity, name, what));
-    let mut file = match dir.open_file(name) {
+    // Graphs of an export have a directory each.
+    let opened = match name.split_once('/') {
+        None => dir.open_file(name),
+        Some((sub, name)) => dir.sub_dir(sub).and_then(|sub| sub.open_file(name)),
+    };
+    let mut file = match opened {
         Ok(file) => file,
         Err(e) => return finding(e.to_string()),
     };
@@ -88,7 +97,7 @@ fn check_file(dir: &ModelDir, name: &str, record: &FileRecord) -> Option<Finding
     }
 }
 
-fn differs(expected: &str, found: &str) -> String {
+pub(super) fn differs(expected: &str, found: &str) -> String {
     format!("its bytes were changed: expected SHA-256 {expected}, found {found}")
 }
 

@@ -24,6 +24,7 @@ mod shell;
 mod tamper;
 mod trained;
 mod verify;
+mod verify_export;
 mod verify_report;
 mod verify_suite;
 mod workflow;
