@@ -71,7 +71,8 @@ impl OpenedExport {
         }
         let embedding = dir.map(&manifest.embedding.file)?;
         let [rows, columns] = manifest.embedding.shape;
-        let expected = rows as u64 * columns as u64 * embedding_bytes(&manifest)? as u64;
+        let expected =
+            (rows as u64).saturating_mul(columns as u64).saturating_mul(embedding_bytes(&manifest)? as u64);
         if embedding.len() as u64 != expected || columns != manifest.model.hidden {
             return Err(refuse("embedding", &format!("{expected} bytes"), embedding.len()));
         }
@@ -186,7 +187,14 @@ impl Runner<'_> {
             for tensors in [&cache.key, &cache.value] {
                 let info = manifest.graphs.iter().flat_map(|g| &g.inputs).find(|i| i.name == tensors.input);
                 let info = info.ok_or_else(|| refuse("caches", "an input of a graph", &tensors.input))?;
-                let zeros = vec![0.0; info.shape.iter().product()];
+                // The graph's own shape has a bound: its weights and operators are there.
+                let shape = self.sessions.iter().flat_map(Session::inputs).find(|i| i.name == info.name);
+                let count = info.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+                let count = count.filter(|_| shape.is_some_and(|s| s.shape == info.shape));
+                let count = count.ok_or_else(|| {
+                    refuse(&info.name, "the shape of the graph's input", format!("{:?}", info.shape))
+                })?;
+                let zeros = vec![0.0; count];
                 self.caches.insert(info.name.clone(), encode(info, &zeros)?);
             }
         }

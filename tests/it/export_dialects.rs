@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use spark_convert::checkpoint::Checkpoint;
 use spark_convert::npu::runner::OpenedExport;
 use spark_convert::onnx::{ElementType, Model as Onnx};
-use spark_convert::opened::tokenizer;
+use spark_convert::opened::{chat_template, tokenizer};
 use spark_convert::runtime::argmax;
+use spark_convert::tokenize::Chat;
 use tempfile::TempDir;
 use xtask::fixtures::FixtureSpec;
 
@@ -77,24 +78,31 @@ fn quantized_forms_agree() {
     assert!(db >= cost + 3.0, "qdq21: {db} dB from the default, which is {cost} dB from float");
 }
 
-/// The trained checkpoint says the same in every form of a precision. To the first prompt int8 weights say
-/// what floats say; to the second they differ after eleven tokens, where two are 0.23 apart in the logits.
+/// The trained checkpoint says the same in every form of a precision. The first prompt is a screen, whose
+/// reply is decided and the same with int8 weights as with floats; free text parts where two tokens are as
+/// good as each other.
 #[test]
 fn all_forms_of_the_bundled_checkpoint_generate_the_same_tokens() {
     const STEPS: usize = 24;
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/spark-tiny");
     let checkpoint = Checkpoint::open(&fixture).unwrap();
     let tokenizer = tokenizer(&checkpoint.dir, &checkpoint.config).unwrap();
-    let prompts = ["She opened the door and", "The history of the town begins in"];
+    let screen = "Turn off Remote access.\nScreen: Settings\nRemote access [27] switch on\nPrint [28] button";
+    let messages = [json!({"role": "user", "content": screen})];
+    let chat = Chat { messages: &messages, tools: None, add_generation_prompt: true, enable_thinking: None };
+    let screen = chat_template(&checkpoint.dir).unwrap().unwrap().render(&chat).unwrap();
+    let prompts = [
+        tokenizer.encode_chat(&screen).unwrap(),
+        tokenizer.encode("The history of the town begins in").unwrap(),
+    ];
     let root = TempDir::new().unwrap();
     let generate = |out: &str, options: &[&str]| -> [Vec<u32>; 2] {
-        let mut args = vec!["export-npu", fixture.to_str().unwrap(), "--context", "64", "--out", out];
+        let mut args = vec!["export-npu", fixture.to_str().unwrap(), "--context", "128", "--out", out];
         args.extend(options);
         run(root.path(), args).expect(0);
         let opened = OpenedExport::open(&root.path().join(out)).unwrap();
-        prompts.map(|prompt| {
+        prompts.each_ref().map(|prompt| {
             let mut runner = opened.runner().unwrap();
-            let prompt = tokenizer.encode(prompt).unwrap();
             let rows: Vec<Vec<f32>> = prompt.iter().map(|t| opened.embedding(*t).unwrap()).collect();
             let mut logits = runner.prompt(&rows).unwrap().logits;
             let mut generated = Vec::new();

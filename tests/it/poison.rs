@@ -12,9 +12,9 @@ const LOWEST: [&str; 8] =
 /// Every scheme, with the sort of tensor that holds its scales.
 const SCHEMES: [(&str, &[&str], &str); 4] = [
     ("w8a8", &[], "gate_proj.weight_scale"),
-    ("w4a8", &[], "gate_proj.scales"),
-    ("w4a8", &["--asymmetric"], "gate_proj.weight_scale"),
-    ("w4a16", &[], "gate_proj.scales_and_zeros"),
+    ("w4a8", &["--group-size", "32"], "gate_proj.scales"),
+    ("w4a8", &["--group-size", "32", "--asymmetric"], "gate_proj.weight_scale"),
+    ("w4a16", &["--group-size", "32"], "gate_proj.scales_and_zeros"),
 ];
 
 fn artifact(scheme: &str, more: &[&str]) -> Model {
@@ -129,7 +129,7 @@ fn another_architecture_in_the_configuration() {
 #[test]
 fn norms_that_are_no_numbers() {
     for poison in [0x7f80u16, 0x7fc0] {
-        let model = artifact("w4a8", &[]);
+        let model = artifact("w4a8", &["--group-size", "32"]);
         tamper(&model, |file| {
             if let Some(norm) = file.get("model.layers.0.input_layernorm.weight") {
                 norm[..2].copy_from_slice(&poison.to_le_bytes());

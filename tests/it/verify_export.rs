@@ -152,7 +152,7 @@ fn gates_decide_and_those_without_effect_are_usage_errors() {
         [("--min-snr-db", "90"), ("--min-step-snr-db", "90"), ("--min-kv-snr-db", "90"), ("--max-kld", "0")]
     {
         let failed = verify(&model, "out", &[gate, bar]).expect(1);
-        assert_eq!(failed.stdout.matches(" FAIL\n").count(), 1, "{}", failed.stdout);
+        assert_eq!(failed.stdout.matches("FAIL gate ").count(), 1, "{}", failed.stdout);
     }
     let error = |args: &[&str]| verify(&model, "out", args).expect(2).error().to_owned();
     assert!(error(&["--min-graph-snr-db", "30"]).contains("no export is split"));

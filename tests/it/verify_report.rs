@@ -13,7 +13,18 @@ fn two() -> Model {
     let model = Model::tiny();
     model.quantize(&[]).expect(0);
     let root = model.root.path();
-    let args = ["quantize", "model", "--scheme", "w4a8", "--method", "rtn", "--out", "out-rtn"];
+    let args = [
+        "quantize",
+        "model",
+        "--scheme",
+        "w4a8",
+        "--group-size",
+        "32",
+        "--method",
+        "rtn",
+        "--out",
+        "out-rtn",
+    ];
     run(root, args).expect(0);
     model
 }
@@ -78,7 +89,19 @@ fn unescaped(html: &str) -> String {
 fn the_page_needs_nothing_else() {
     let model = two();
     let root = model.root.path();
-    let more = ["--scenario", "code", "--min-greedy", "0", "--report", "rep", "-q"];
+    let more = [
+        "--scenario",
+        "code",
+        "--min-greedy",
+        "0",
+        "--min-snr-db",
+        "0",
+        "--max-kld",
+        "9",
+        "--report",
+        "rep",
+        "-q",
+    ];
     run(root, VERIFY.iter().chain(&more)).expect(0);
     let page = fs::read_to_string(root.join("rep/report.html")).unwrap();
     for word in ["http", "src=", "<script", "<link", "url(", "@import"] {
