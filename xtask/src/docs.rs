@@ -8,6 +8,9 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use spark_convert::cli::Cli;
 
+/// Name of the program.
+const NAME: &str = "spark-convert";
+
 /// Shells that completions are written for.
 const SHELLS: [Shell; 4] = [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::PowerShell];
 
@@ -21,7 +24,14 @@ pub fn write(dir: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(&man)?;
     let mut written = Vec::new();
     for shell in SHELLS {
-        written.push(clap_complete::generate_to(shell, &mut Cli::command(), "spark-convert", &completions)?);
+        let path = clap_complete::generate_to(shell, &mut Cli::command(), NAME, &completions)?;
+        if shell == Shell::Bash {
+            // clap_complete 4.6 writes the hyphen of the name in two ways, so that no command's options are
+            // found: it sets `spark__convert..` and asks for `spark__subcmd__convert..`.
+            let text = fs::read_to_string(&path)?;
+            fs::write(&path, text.replace("spark__subcmd__convert", "spark__convert"))?;
+        }
+        written.push(path);
     }
     clap_mangen::generate_to(Cli::command(), &man)?;
     for entry in fs::read_dir(&man)? {
