@@ -243,6 +243,30 @@ pub enum SplitArg {
     Whole,
     /// A graph per layer, and one for the head
     Layer,
+    /// A graph per four layers, and one for the head
+    Block4,
+}
+
+/// Form of the graphs of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DialectArg {
+    /// Operator set 23, one node per norm and GELU, encodings in the graph
+    Qdq23,
+    /// Operator set 21, norms and GELU of several float nodes, encodings in the graph
+    Qdq21,
+    /// Operator set 18, float throughout, for readers without the newer operators; implies fp32
+    Float18,
+    /// The float graph, with the encodings of --precision in a file beside it
+    Aimet,
+}
+
+/// Codes of caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CacheTypeArg {
+    /// int16 with zero point 0
+    S16,
+    /// uint16 with zero in the middle, like the tensor that entries come from: nothing is re-coded
+    U16sym,
 }
 
 /// Caches of sliding layers.
@@ -283,9 +307,12 @@ pub struct ExportNpuArgs {
     /// Take at most so many tokens, of texts spread evenly over the list [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub calib_tokens: Option<u32>,
-    /// Types of weights and activations
-    #[arg(long, value_enum, default_value_t = PrecisionArg::W8a16)]
-    pub precision: PrecisionArg,
+    /// Types of weights and activations [default: w8a16]
+    #[arg(long, value_enum)]
+    pub precision: Option<PrecisionArg>,
+    /// Form of the graphs
+    #[arg(long, value_enum, default_value_t = DialectArg::Qdq23)]
+    pub dialect: DialectArg,
     /// How scales of int8 weights are chosen [default: search]
     #[arg(long, value_enum)]
     pub method: Option<MethodArg>,
@@ -304,6 +331,12 @@ pub struct ExportNpuArgs {
     /// How caches of full layers move on [default: roll]
     #[arg(long, value_enum)]
     pub full_cache: Option<FullCacheArg>,
+    /// Codes of caches [default: s16; aimet: u16sym]
+    #[arg(long, value_enum)]
+    pub cache_type: Option<CacheTypeArg>,
+    /// Also write graphs that take N tokens of a prompt at once, with the same weights and caches
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub prefill: Option<u32>,
     /// Directory to write [default: artifacts/NAME]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! The verbs: from arguments to a result on stdout.
 
 mod export_npu;
+mod export_options;
 mod generate;
 mod inspect;
 mod model_arg;

@@ -1,4 +1,5 @@
-//! The decode step as ONNX graphs for an NPU: one token, static shapes, explicit caches.
+//! The decode step as ONNX graphs for an NPU: one token, static shapes, explicit caches. Prefill graphs,
+//! where they are asked for, take several tokens into the same caches with the same weights.
 //!
 //! A [`LogicalGraph`] says what is computed, by the names and shapes of the contract ([`manifest`] is
 //! what a runtime reads of it). [`encode`] gives every tensor an encoding from calibrated ranges,
@@ -8,6 +9,8 @@
 //! Consumers: Qualcomm QNN (QAIRT converter, AI Hub, ONNX Runtime's QNN execution provider) for the
 //! quantized forms; ONNX Runtime for all.
 
+pub mod aimet;
+pub mod dialect;
 pub mod encode;
 pub mod encoding;
 pub mod hdf5;
@@ -42,14 +45,31 @@ pub struct Export {
     pub config: SparkConfig,
     /// What was asked for.
     pub options: Options,
-    /// In the order they are run.
+    /// Decode graphs in the order they are run.
     pub graphs: Vec<LogicalGraph>,
-    /// Where the constants of each graph lie.
+    /// Prefill graphs, none or as many as decode graphs with layers: each has the layers of the decode
+    /// graph with its number, and the first of its weights.
+    pub prefill: Vec<LogicalGraph>,
+    /// Where the constants of each decode graph lie; those of its prefill graph lie at the same offsets.
     pub layouts: Vec<Layout>,
     /// What masks hold, from the scores where texts were run.
     blocked: Blocked,
-    /// One per graph where activations are codes, once there are ranges.
-    encodings: Option<Vec<Encodings>>,
+    /// Once there are ranges.
+    encodings: Option<AllEncodings>,
+}
+
+/// One per graph.
+#[derive(Clone, Debug)]
+struct AllEncodings {
+    decode: Vec<Encodings>,
+    prefill: Vec<Encodings>,
+}
+
+/// Which of the two kinds of graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Decode,
+    Prefill,
 }
 
 impl Export {
@@ -60,9 +80,10 @@ impl Export {
     pub fn plan(config: &SparkConfig, options: Options) -> Result<Self> {
         check(config, &options)?;
         let graphs = step::graphs(config, &options);
-        let layouts = graphs.iter().map(|g| Layout::new(g, options.precision)).collect::<Result<_>>()?;
-        let blocked = Blocked::new(config, None);
-        Ok(Self { config: config.clone(), options, graphs, layouts, blocked, encodings: None })
+        let prefill = step::prefill_graphs(config, &options);
+        let layouts = graphs.iter().map(|g| Layout::new(g, &options)).collect::<Result<_>>()?;
+        let blocked = Blocked::new(config, &options, None);
+        Ok(Self { config: config.clone(), options, graphs, prefill, layouts, blocked, encodings: None })
     }
 
     /// Takes in what texts have shown.
@@ -70,27 +91,42 @@ impl Export {
     /// # Panics
     /// When a site of the model was not calibrated.
     pub fn calibrate(&mut self, ranges: &Ranges) {
-        self.blocked = Blocked::new(&self.config, Some(ranges));
-        if self.options.is_quantized() {
-            let of = |graph| Encodings::new(graph, &self.options, ranges, self.blocked);
-            self.encodings = Some(self.graphs.iter().map(of).collect());
+        self.blocked = Blocked::new(&self.config, &self.options, Some(ranges));
+        if self.options.has_encodings() {
+            let of = |graphs: &[LogicalGraph]| -> Vec<Encodings> {
+                graphs.iter().map(|g| Encodings::new(g, &self.options, ranges, self.blocked)).collect()
+            };
+            self.encodings = Some(AllEncodings { decode: of(&self.graphs), prefill: of(&self.prefill) });
         }
     }
 
-    /// Encodings of a graph; `None` where activations are floats.
+    /// Graphs of a phase in the order they are run.
+    fn graphs_of(&self, phase: Phase) -> &[LogicalGraph] {
+        match phase {
+            Phase::Decode => &self.graphs,
+            Phase::Prefill => &self.prefill,
+        }
+    }
+
+    /// Encodings of a graph, in it or beside it; `None` where activations have none.
     ///
     /// # Panics
-    /// When activations are codes and the export is not calibrated.
-    fn encodings(&self, graph: usize) -> Option<&Encodings> {
-        let encodings = self.encodings.as_ref().map(|encodings| &encodings[graph]);
-        assert_eq!(encodings.is_some(), self.options.is_quantized(), "codes need ranges");
+    /// When activations have encodings and the export is not calibrated.
+    fn encodings(&self, phase: Phase, graph: usize) -> Option<&Encodings> {
+        let encodings = self.encodings.as_ref().map(|all| match phase {
+            Phase::Decode => &all.decode[graph],
+            Phase::Prefill => &all.prefill[graph],
+        });
+        assert_eq!(encodings.is_some(), self.options.has_encodings(), "codes need ranges");
         encodings
     }
 
     /// What the runtime reads.
+    ///
+    /// # Panics
+    /// When activations have encodings and the export is not calibrated.
     pub fn manifest(&self) -> DecodeManifest {
-        let encodings = self.encodings.as_deref();
-        manifest::decode_manifest(&self.config, &self.options, &self.graphs, encodings, self.blocked)
+        manifest::decode_manifest(self)
     }
 
     /// What the masks of a layer type hold where a position is blocked.
@@ -104,7 +140,7 @@ impl Export {
             let tensor = |name: &String| format!("{}: {name}", graph.name);
             encodings.degenerate.iter().map(tensor).collect::<Vec<_>>()
         };
-        let encodings = self.encodings.iter().flatten();
+        let encodings = self.encodings.iter().flat_map(|all| &all.decode);
         self.graphs.iter().zip(encodings).flat_map(of).collect()
     }
 
@@ -127,7 +163,10 @@ impl Export {
     /// Bytes of all data files, the embedding and samples.
     pub fn data_bytes(&self) -> u64 {
         let samples = if self.options.samples { samples::bytes(&self.graphs) } else { 0 };
-        self.layouts.iter().map(|l| l.file_bytes).sum::<u64>() + self.embedding_bytes() + samples
+        let prefill = self.prefill.iter().zip(&self.layouts);
+        let prefill: u64 = prefill.map(|(graph, layout)| layout.bytes_of_first(graph.weights.len())).sum();
+        let decode: u64 = self.layouts.iter().map(|l| l.file_bytes).sum();
+        decode + prefill + self.embedding_bytes() + samples
     }
 }
 
@@ -137,6 +176,12 @@ fn check(config: &SparkConfig, options: &Options) -> Result<()> {
     if options.context < 2 || options.context > longest {
         return Err(Failure::usage(format!(
             "--context {}: expected 2 to {longest}, the positions the model was made for",
+            options.context
+        )));
+    }
+    if let Some(rows) = options.prefill.filter(|rows| *rows < 2 || *rows > options.context) {
+        return Err(Failure::usage(format!(
+            "--prefill {rows}: expected 2 to {}, the tokens of the context",
             options.context
         )));
     }

@@ -2,7 +2,7 @@
 //! is whole and on disk. A crash, a full disk or a kill leaves no directory that looks finished.
 
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -118,7 +118,11 @@ impl Staging {
     ///
     /// # Errors
     /// When reading or writing fails.
-    pub fn copy(&self, name: &str, mut from: File) -> Result<FileRecord> {
+    pub fn copy(&self, name: &str, from: File) -> Result<FileRecord> {
+        self.fill(name, from)
+    }
+
+    fn fill(&self, name: &str, mut from: impl Read) -> Result<FileRecord> {
         let mut to = self.create(name)?;
         let failed = |e| Failure::io(&self.path(name), "cannot copy", e);
         std::io::copy(&mut from, &mut to).map_err(failed)?;
@@ -127,6 +131,16 @@ impl Staging {
         let mut written = File::open(self.path(name)).map_err(failed)?;
         let (sha256, bytes): (Sha256Hex, u64) = super::hash_file(&mut written).map_err(failed)?;
         Ok(FileRecord { bytes, sha256 })
+    }
+
+    /// Writes a file that is the beginning of another one here, and waits until it is on disk.
+    ///
+    /// # Errors
+    /// When reading or writing fails, or there is a file of that name.
+    pub fn copy_start(&self, name: &str, of: &str, bytes: u64) -> Result<FileRecord> {
+        let path = self.path(of);
+        let from = File::open(&path).map_err(|e| Failure::io(&path, "cannot open", e))?;
+        self.fill(name, from.take(bytes))
     }
 
     /// Gives the directory its name. With `replace`, an artifact of that name is exchanged for this
@@ -290,6 +304,19 @@ mod tests {
         staging.write("x", b"1").unwrap();
         drop(staging);
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_start_of_a_file_is_copied_and_nothing_is_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let staging = Staging::begin(&root.path().join("model")).unwrap();
+        staging.create_dir("sub").unwrap();
+        staging.write("x", b"12345").unwrap();
+        let record = staging.copy_start("sub/x", "x", 3).unwrap();
+        assert_eq!((record.bytes, record.sha256), (3, hash_bytes(b"123")));
+        assert_eq!(fs::read(staging.path("sub/x")).unwrap(), b"123");
+        assert!(staging.copy_start("sub/x", "x", 5).is_err());
+        assert_eq!(fs::read(staging.path("sub/x")).unwrap(), b"123");
     }
 
     #[test]

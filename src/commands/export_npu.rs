@@ -7,22 +7,22 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::json;
 
+use super::export_options::options;
 use super::quantize::{occupied, refuse_precious, same_side_file};
 use super::{model_arg, on_threads, print, print_json, table};
 use crate::artifact::{Manifest, Staging, Tool, check_space, hash_file, refuse_overlap};
 use crate::calibrate::{self, Coverage, Sequences, Site, TextEncoder, calibrate};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
-use crate::cli::{ExportNpuArgs, FullCacheArg, MethodArg, PrecisionArg, SlidingCacheArg, SplitArg};
+use crate::cli::ExportNpuArgs;
 use crate::error::{Exit, Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::npu::options::{CacheKind, Options, Precision, Split};
+use crate::npu::options::Options;
 use crate::npu::package::{Calibration, calibration_json, notes, side_files, sizes, write_artifact};
 use crate::npu::write::{Writer, peak_bytes};
 use crate::npu::{Export, samples, table_range};
 use crate::opened::{chat_template, checkpoint_model, tokenizer};
-use crate::quant::Method;
 use crate::runtime::Rounding;
-use crate::spark::{LayerType, Module, SparkConfig};
+use crate::spark::Module;
 use crate::{progress, verify};
 
 /// What was asked for, worked out: everything that a run needs to know.
@@ -87,70 +87,6 @@ fn request(args: &ExportNpuArgs) -> Result<Request> {
     Ok(Request { checkpoint, export, sequences, out, force: args.force })
 }
 
-/// From what was typed to what it means. An option without effect is a usage error.
-fn options(args: &ExportNpuArgs, config: &SparkConfig) -> Result<Options> {
-    let precision = match args.precision {
-        PrecisionArg::W8a16 => Precision::W8a16,
-        PrecisionArg::W8 => Precision::W8,
-        PrecisionArg::W16a16 => Precision::W16a16,
-        PrecisionArg::W8a8 => Precision::W8a8,
-        PrecisionArg::Fp32 => Precision::Fp32,
-    };
-    let without_effect = |option: &str, why: &str| {
-        Failure::usage(format!("{option} has no effect with --precision {}: {why}", precision.name()))
-    };
-    if args.method.is_some() && !precision.has_int8_weights() {
-        return Err(without_effect("--method", "no weight is int8"));
-    }
-    if precision.activation_bits().is_none() && !args.dump_calib {
-        let floats = "activations are floats, and without --dump-calib no text is read";
-        if args.calib.is_some() {
-            return Err(without_effect("--calib", floats));
-        }
-        if args.calib_tokens.is_some() {
-            return Err(without_effect("--calib-tokens", floats));
-        }
-    }
-    let has = |kind: LayerType| config.layer_types.contains(&kind);
-    for (given, option, kind) in [
-        (args.sliding_cache.is_some(), "--sliding-cache", LayerType::Sliding),
-        (args.full_cache.is_some(), "--full-cache", LayerType::Full),
-    ] {
-        if given && !has(kind) {
-            return Err(Failure::usage(format!(
-                "{option} has no effect: the model has no {} layers",
-                kind.name()
-            )));
-        }
-    }
-    let default = Options::default();
-    Ok(Options {
-        precision,
-        method: match args.method {
-            None => default.method,
-            Some(MethodArg::Rtn) => Method::RoundToNearest,
-            Some(MethodArg::Search) => Method::Search,
-        },
-        split: match args.split {
-            SplitArg::Whole => Split::Whole,
-            SplitArg::Layer => Split::Layer,
-        },
-        context: usize::try_from(args.context).unwrap_or(usize::MAX),
-        sliding_cache: match args.sliding_cache {
-            None => default.sliding_cache,
-            Some(SlidingCacheArg::Ring) => CacheKind::RingEntry,
-            Some(SlidingCacheArg::Roll) => CacheKind::RollCache,
-        },
-        full_cache: match args.full_cache {
-            None => default.full_cache,
-            Some(FullCacheArg::Roll) => CacheKind::RollEntry,
-            Some(FullCacheArg::Ring) => CacheKind::RingEntry,
-            Some(FullCacheArg::RollCache) => CacheKind::RollCache,
-        },
-        samples: args.dump_calib,
-    })
-}
-
 /// The texts as tokens, cut to the context.
 fn sequences(args: &ExportNpuArgs, checkpoint: &Checkpoint, context: usize) -> Result<Sequences> {
     let config = &checkpoint.config;
@@ -181,7 +117,7 @@ struct Produced {
 
 /// Makes the artifact, unless it is there already.
 fn produce(request: Request, style: progress::Style, interrupt: &Interrupt) -> Result<Produced> {
-    let graphs = request.export.graphs.len();
+    let graphs = count_graphs(&request.export);
     let told = notes(&request.checkpoint, &request.export);
     let occupied = occupied(&request.out)?;
     if occupied && !request.force {
@@ -344,13 +280,17 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
         out.display(),
         export.options.precision.name(),
         table::bytes(export.data_bytes()),
-        graphs_text(export.graphs.len()),
+        graphs_text(count_graphs(export)),
         table::bytes(sizes.bytes_per_token),
         sizes.bits_per_weight,
         if total > 0 { format!("; calibration on {total} tokens") } else { String::new() },
         table::bytes(peak_memory_bytes),
     );
     Ok(print(&text)?)
+}
+
+fn count_graphs(export: &Export) -> usize {
+    export.graphs.len() + export.prefill.len()
 }
 
 fn graphs_text(graphs: usize) -> String {

@@ -3,7 +3,8 @@
 //! Tensors between which elements only move share an encoding, whose range holds all their values: a
 //! runtime moves codes, not reals. Entries of caches are the exception: they are signed, since they are
 //! the second operand of a product, and lie on the same grid as the unsigned tensor they come from, so
-//! that re-coding them is a shift by a constant.
+//! that re-coding them is a shift by a constant. Where nothing is re-coded, the cache and what it comes
+//! from have one unsigned encoding with zero in the middle.
 
 use std::collections::BTreeMap;
 
@@ -32,13 +33,19 @@ pub struct Blocked {
 
 impl Blocked {
     /// From the scores: a blocked score must come out at or below `MARGIN` under the lowest there is,
-    /// and no further, since the mask shares a range with the scores. Without ranges the mask is a float.
-    pub fn new(config: &SparkConfig, ranges: Option<&Ranges>) -> Self {
+    /// and no further, since the mask shares a range with the scores. A decode step blocks slots that were
+    /// never written, whose score is zero; prefill blocks entries of any score, the highest included.
+    /// Without ranges the mask is a float.
+    pub fn new(config: &SparkConfig, options: &Options, ranges: Option<&Ranges>) -> Self {
         let of = |kind: LayerType| {
             let Some(ranges) = ranges else { return FLOAT_BLOCKED };
             let layers = config.layer_types.iter().enumerate().filter(|(_, of)| **of == kind);
-            let lowest = layers.map(|(i, _)| scores(ranges, i).min).fold(0.0, f32::min);
-            -(MARGIN - lowest).ceil()
+            let below = |scores: Range| match options.prefill {
+                Some(_) => scores.max.max(0.0) - scores.min,
+                None => -scores.min,
+            };
+            let below = layers.map(|(i, _)| below(scores(ranges, i))).fold(0.0, f32::max);
+            -(MARGIN + below).ceil()
         };
         Self { sliding: of(LayerType::Sliding), full: of(LayerType::Full) }
     }
@@ -78,7 +85,8 @@ impl Encodings {
         for (i, tensor) in graph.tensors.iter().enumerate() {
             let group = merged.entry(leader[i]).or_default();
             match tensor.values {
-                Values::Moved | Values::Cache => {}
+                Values::Moved => {}
+                Values::Cache => group.is_cache = true,
                 Values::Seen(site, factor) => {
                     group.see(ranges.get(site).widened(WIDENING).times(factor));
                 }
@@ -108,7 +116,10 @@ impl Encodings {
         }
         for (of, group) in &merged {
             encodings.entry(*of).or_insert_with(|| {
-                let found = group.fixed.or_else(|| Encoding::asymmetric(group.range, bits));
+                let found = group.fixed.or_else(|| match group.is_cache {
+                    true => Encoding::signed(group.range.amax(), bits).map(|e| e.shifted(bits)),
+                    false => Encoding::asymmetric(group.range, bits),
+                });
                 found.unwrap_or_else(|| {
                     degenerate.push(graph.tensors[*of].name.clone());
                     unit_step(bits).shifted(bits)
@@ -139,11 +150,12 @@ fn unit_step(bits: Bits) -> Encoding {
 struct Group {
     fixed: Option<Encoding>,
     range: Range,
+    is_cache: bool,
 }
 
 impl Default for Group {
     fn default() -> Self {
-        Self { fixed: None, range: Range::EMPTY }
+        Self { fixed: None, range: Range::EMPTY, is_cache: false }
     }
 }
 

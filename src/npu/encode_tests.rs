@@ -1,5 +1,5 @@
 use super::*;
-use crate::npu::options::{CacheKind, Precision};
+use crate::npu::options::{CacheKind, CacheType, Precision};
 use crate::npu::{step, test_config, test_ranges};
 use crate::onnx::ElementType;
 
@@ -10,7 +10,8 @@ fn encoded(edit: impl FnOnce(&mut Options), of: impl Fn(Site) -> Option<Range>) 
     edit(&mut options);
     let ranges = test_ranges(&config, of);
     let graph = step::graphs(&config, &options).remove(0);
-    let encodings = Encodings::new(&graph, &options, &ranges, Blocked::new(&config, Some(&ranges)));
+    let blocked = Blocked::new(&config, &options, Some(&ranges));
+    let encodings = Encodings::new(&graph, &options, &ranges, blocked);
     (graph, encodings)
 }
 
@@ -90,6 +91,31 @@ fn caches_are_signed_on_the_grid_of_what_they_come_from() {
     assert_eq!(of(&graph, &encodings, "layer_01_values").zero_point, 128);
 }
 
+/// Without re-coding the cache, the keys before it and, on full layers, the keys before rotation are one
+/// group, symmetric around zero.
+#[test]
+fn symmetric_caches_have_the_encoding_of_what_they_come_from() {
+    let edit = |o: &mut Options| o.cache_type = CacheType::Symmetric;
+    let keys = |site: Site| match site {
+        Site::Layer(_, LayerSite::RotatedKeys) => Some(Range::new(-6.0, 2.0)),
+        Site::Layer(_, LayerSite::Keys) => Some(Range::new(-1.0, 8.0)),
+        _ => None,
+    };
+    let (graph, encodings) = encoded(edit, keys);
+    assert!(graph.steps.iter().all(|step| step.op != Op::Recode));
+    let symmetric =
+        |amax: f64| Encoding { element: ElementType::U16, scale: (amax / 32767.0) as f32, zero_point: 32768 };
+    // Widened: 7.5 on the sliding layer, 10 on the full one, whose keys pass in part.
+    for (i, amax) in [7.5, 10.0].into_iter().enumerate() {
+        for name in ["past_key_I_in", "past_key_I_out", "layer_0I_all_keys", "layer_0I_key_rotated"] {
+            let name = name.replace('I', &i.to_string());
+            assert_eq!(of(&graph, &encodings, &name), symmetric(amax), "{name}");
+        }
+    }
+    assert_eq!(of(&graph, &encodings, "layer_01_keys"), symmetric(10.0));
+    assert_ne!(of(&graph, &encodings, "layer_00_keys").zero_point, 32768);
+}
+
 /// Known failure 26: a mask of -65504 would leave a few steps for the scores.
 #[test]
 fn the_mask_is_just_low_enough() {
@@ -99,7 +125,8 @@ fn the_mask_is_just_low_enough() {
         Site::Layer(1, LayerSite::Scores) => Some(Range::new(1.0, 8.0)),
         _ => None,
     };
-    let blocked = Blocked::new(&config, Some(&test_ranges(&config, scores)));
+    let decode = Options::default();
+    let blocked = Blocked::new(&config, &decode, Some(&test_ranges(&config, scores)));
     // 24 + 1.25 * 12.1 = 39.125, and 24 where no score is below zero.
     assert_eq!((blocked.of(LayerType::Sliding), blocked.of(LayerType::Full)), (-40.0, -24.0));
     let (graph, encodings) = encoded(|_| (), scores);
@@ -112,7 +139,11 @@ fn the_mask_is_just_low_enough() {
     let bottom = -f32::from(masked.zero_point) * masked.scale;
     assert!(-40.0 <= bottom, "{bottom}");
     // Without a calibration masks are floats.
-    assert_eq!(Blocked::new(&config, None).of(LayerType::Full), -1e4);
+    assert_eq!(Blocked::new(&config, &decode, None).of(LayerType::Full), -1e4);
+    // Prefill blocks entries whose score may be the highest: 24 + 1.25 (12.1 + 3), and 24 + 1.25 * 8.
+    let prefill = Options { prefill: Some(4), ..decode };
+    let blocked = Blocked::new(&config, &prefill, Some(&test_ranges(&config, scores)));
+    assert_eq!((blocked.of(LayerType::Sliding), blocked.of(LayerType::Full)), (-43.0, -34.0));
 }
 
 #[test]
@@ -147,4 +178,35 @@ fn the_dip_of_silu_is_within_its_range() {
     assert!(range.min <= -0.278_464 && range.min > -0.2786, "{range:?}");
     assert!((range.max - 2.0 / (1.0 + (-2f32).exp())).abs() < 1e-6);
     assert_eq!(silu(Range::new(0.0, 1.0)).min, 0.0);
+}
+
+/// Caches are handed from one to the other, so what both have must mean the same.
+#[test]
+fn prefill_graphs_have_the_encodings_of_the_step() {
+    for (cache_type, full_cache) in
+        [(CacheType::Signed, CacheKind::RollEntry), (CacheType::Symmetric, CacheKind::RollCache)]
+    {
+        let config = test_config(|_| ());
+        let options = Options { context: 24, prefill: Some(5), cache_type, full_cache, ..Options::default() };
+        let ranges = test_ranges(&config, |site| match site {
+            Site::Layer(1, LayerSite::Keys) => Some(Range::new(-9.0, 1.0)),
+            Site::Layer(0, LayerSite::Queries | LayerSite::Scores) => Some(Range::new(-3.0, 7.0)),
+            _ => None,
+        });
+        let blocked = Blocked::new(&config, &options, Some(&ranges));
+        let encode = |graph: &LogicalGraph| Encodings::new(graph, &options, &ranges, blocked);
+        let (decode, prefill) =
+            (step::graphs(&config, &options).remove(0), step::prefill_graphs(&config, &options).remove(0));
+        let (decode_encodings, prefill_encodings) = (encode(&decode), encode(&prefill));
+        let mut common = 0;
+        for (i, tensor) in decode.tensors.iter().enumerate() {
+            if let Some(same) = prefill.tensors.iter().position(|t| t.name == tensor.name) {
+                let (a, b) = (decode_encodings.of(TensorId(i)), prefill_encodings.of(TensorId(same)));
+                assert_eq!(a, b, "{cache_type:?} {}", tensor.name);
+                common += 1;
+            }
+        }
+        // All but the head's three and, of the step, nothing.
+        assert_eq!(common, decode.tensors.len() - 3);
+    }
 }

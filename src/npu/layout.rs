@@ -2,7 +2,7 @@
 //! shapes and options alone, so that a plan can tell every byte before anything is read.
 
 use super::logical::LogicalGraph;
-use super::options::Precision;
+use super::options::Options;
 use super::weights::{Coding, Weight};
 use crate::error::{InputError, Result};
 use crate::onnx::{DataLayout, ElementType, INLINE_LIMIT, TensorData};
@@ -64,7 +64,7 @@ impl Layout {
     ///
     /// # Errors
     /// When the file would be larger than offsets can say.
-    pub fn new(graph: &LogicalGraph, precision: Precision) -> Result<Self> {
+    pub fn new(graph: &LogicalGraph, options: &Options) -> Result<Self> {
         let mut data = DataLayout::default();
         let mut place = |name: String, element: ElementType, shape: Vec<usize>| -> Result<Part> {
             let mut part = Part { name, element, shape, offset: None };
@@ -80,7 +80,7 @@ impl Layout {
             Ok(part)
         };
         let mut placed = |weight: &Weight| -> Result<PlacedWeight> {
-            let coding = Coding::of(weight.role, precision);
+            let coding = Coding::stored(weight.role, options);
             let codes = place(weight.name.clone(), coding.element(), weight.shape())?;
             let grid = match coding.scale_shape(weight) {
                 None => None,
@@ -93,6 +93,12 @@ impl Layout {
         };
         let weights = graph.weights.iter().map(&mut placed).collect::<Result<_>>()?;
         Ok(Self { weights, file_bytes: data.file_bytes() })
+    }
+
+    /// Bytes of the data file up to the end of the first weights.
+    pub fn bytes_of_first(&self, weights: usize) -> u64 {
+        let parts = self.weights[..weights].iter().flat_map(PlacedWeight::parts);
+        parts.filter_map(|part| Some(part.offset? + part.len_bytes())).max().unwrap_or(0)
     }
 }
 

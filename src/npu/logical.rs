@@ -91,6 +91,13 @@ pub enum Op {
         /// The axis.
         axis: usize,
     },
+    /// Two axes exchanged.
+    Transpose {
+        /// The one.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
     /// The same values in another encoding; in a float graph, nothing.
     Recode,
 }
@@ -98,7 +105,7 @@ pub enum Op {
 impl Op {
     /// Whether the operator only moves elements, so that its tensors have one encoding.
     pub fn moves(self) -> bool {
-        matches!(self, Self::Reshape | Self::Slice { .. } | Self::Concat { .. })
+        matches!(self, Self::Reshape | Self::Slice { .. } | Self::Concat { .. } | Self::Transpose { .. })
     }
 }
 
@@ -144,7 +151,7 @@ pub struct Port {
 /// A graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogicalGraph {
-    /// `step`, `layer_07`, `head`: also the name of its directory.
+    /// `step`, `layer_07`, `prefill`, `head`: also the name of its directory.
     pub name: String,
     /// Layers it holds.
     pub layers: Range<usize>,
@@ -252,15 +259,28 @@ impl LogicalGraph {
         self.apply(Op::Concat { axis }, parts, name, shape, values)
     }
 
-    /// A product with a weight, `[1, in]` to `[1, out]`.
-    pub fn gemm(&mut self, x: TensorId, weight: Weight, name: impl Into<String>, values: Values) -> TensorId {
-        let out = weight.rows.len();
-        self.weights.push(weight);
-        let op = Op::Gemm { weight: self.weights.len() - 1 };
-        self.apply(op, &[x], name, [1, out], values)
+    /// Two axes exchanged.
+    pub fn transpose(
+        &mut self,
+        x: TensorId,
+        name: impl Into<String>,
+        first: usize,
+        second: usize,
+    ) -> TensorId {
+        let mut shape = self.tensor(x).shape.clone();
+        shape.swap(first, second);
+        self.apply(Op::Transpose { first, second }, &[x], name, shape, Values::Moved)
     }
 
-    /// A norm, `[1, hidden]` to the same.
+    /// A product with a weight, `[rows, in]` to `[rows, out]`.
+    pub fn gemm(&mut self, x: TensorId, weight: Weight, name: impl Into<String>, values: Values) -> TensorId {
+        let shape = [self.tensor(x).shape[0], weight.rows.len()];
+        self.weights.push(weight);
+        let op = Op::Gemm { weight: self.weights.len() - 1 };
+        self.apply(op, &[x], name, shape, values)
+    }
+
+    /// A norm, `[rows, hidden]` to the same.
     pub fn rms_norm(
         &mut self,
         x: TensorId,

@@ -2,28 +2,34 @@
 //!
 //! With encodings every operator reads `DequantizeLinear` and is read by `QuantizeLinear`: a compiler
 //! takes such a unit for one integer operation. Each reader gets a `DequantizeLinear` of its own, since
-//! units must not share one.
+//! units must not share one. What a dialect writes as several operators is one reader.
+
+mod decompose;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(super) use decompose::float_nodes;
+
+use super::dialect::Dialect;
 use super::encode::Encodings;
 use super::encoding::Encoding;
 use super::layout::{PlacedWeight, scale_name, zero_point_name};
 use super::logical::{LogicalGraph, Op, Port, Step, TensorId};
 use crate::onnx::{Attribute, AttributeValue, ElementType, Graph, Initializer, Node, ValueInfo};
 
-/// Operator set of the graphs: the first with `RMSNormalization`.
-pub const OPSET: i64 = 23;
-/// Version of the container that goes with it.
-pub const IR_VERSION: i64 = 11;
-
 /// The graph in ONNX, without the initializers of its weights. `encodings` is `None` for a graph of
 /// float activations.
-pub fn lower(graph: &LogicalGraph, weights: &[PlacedWeight], encodings: Option<&Encodings>) -> Graph {
+pub fn lower(
+    graph: &LogicalGraph,
+    weights: &[PlacedWeight],
+    encodings: Option<&Encodings>,
+    dialect: Dialect,
+) -> Graph {
     let mut lowering = Lowering {
         graph,
         weights,
         encodings,
+        dialect,
         out: Graph { name: graph.name.clone(), ..Graph::default() },
         constants: BTreeSet::new(),
         readers: BTreeMap::new(),
@@ -52,6 +58,7 @@ struct Lowering<'a> {
     graph: &'a LogicalGraph,
     weights: &'a [PlacedWeight],
     encodings: Option<&'a Encodings>,
+    dialect: Dialect,
     out: Graph,
     /// Names of the constants that are there.
     constants: BTreeSet<String>,
@@ -63,6 +70,11 @@ impl Lowering<'_> {
     fn step(&mut self, step: &Step) {
         let mut inputs: Vec<String> = step.inputs.iter().map(|input| self.read(*input)).collect();
         let (op_type, attributes) = match step.op {
+            op if self.dialect.decomposes() && decompose::applies(op) => {
+                let result = self.result(step.output);
+                self.decomposed(op, step.output, &inputs[0], &result);
+                return self.write_computed(step.output, result);
+            }
             Op::RmsNorm { weight, epsilon } => {
                 inputs.push(self.read_weight(weight));
                 let attributes = vec![
@@ -94,6 +106,12 @@ impl Lowering<'_> {
                 }
                 ("Slice", Vec::new())
             }
+            Op::Transpose { first, second } => {
+                let mut order: Vec<i64> =
+                    (0..self.graph.tensor(step.output).shape.len()).map(whole).collect();
+                order.swap(first, second);
+                ("Transpose", vec![attribute("perm", AttributeValue::Ints(order))])
+            }
             Op::Concat { axis } => ("Concat", vec![attribute("axis", AttributeValue::Int(whole(axis)))]),
             // From one encoding to another there is nothing between the two operators; without
             // encodings the value keeps its name as an output.
@@ -102,15 +120,23 @@ impl Lowering<'_> {
                 None => ("Identity", Vec::new()),
             },
         };
+        let result = self.result(step.output);
         let tensor = self.graph.tensor(step.output);
-        let result = match self.encodings {
-            Some(_) => format!("{}_float", tensor.name),
-            None => tensor.name.clone(),
-        };
         self.node(&tensor.name, op_type, inputs, &result, attributes);
         self.value(&result, ElementType::F32, tensor.shape.clone());
+        self.write_computed(step.output, result);
+    }
+
+    /// The name of what an operator computes: the tensor itself, or the reals that become its codes.
+    fn result(&self, id: TensorId) -> String {
+        let name = &self.graph.tensor(id).name;
+        if self.encodings.is_some() { format!("{name}_float") } else { name.clone() }
+    }
+
+    /// Encodes a computed result where tensors are codes.
+    fn write_computed(&mut self, id: TensorId, result: String) {
         if self.encodings.is_some() {
-            self.write(step.output, result);
+            self.write(id, result);
         }
     }
 
@@ -175,6 +201,14 @@ impl Lowering<'_> {
             self.out.initializers.push(Initializer::i64(&name, values));
         }
         name
+    }
+
+    /// The name of a real number, made when it is first needed.
+    fn real(&mut self, name: &str, value: f32) -> String {
+        if self.constants.insert(name.to_owned()) {
+            self.out.initializers.push(Initializer::f32(name, [], &[value]));
+        }
+        name.to_owned()
     }
 
     fn node(

@@ -6,15 +6,21 @@ use crate::npu::{step, test_config, test_ranges};
 use crate::onnx::{PAGE, TensorData};
 
 fn lowered(precision: Precision) -> (LogicalGraph, Layout, Graph) {
+    lowered_with(|options| options.precision = precision)
+}
+
+fn lowered_with(edit: impl FnOnce(&mut Options)) -> (LogicalGraph, Layout, Graph) {
     let config = test_config(|_| ());
-    let options = Options { context: 24, precision, ..Options::default() };
-    let graph = step::graphs(&config, &options).remove(0);
-    let layout = Layout::new(&graph, precision).unwrap();
+    let mut options = Options { context: 24, ..Options::default() };
+    edit(&mut options);
+    let graph = step::prefill_graphs(&config, &options).pop();
+    let graph = graph.unwrap_or_else(|| step::graphs(&config, &options).remove(0));
+    let layout = Layout::new(&graph, &options).unwrap();
     let encodings = options.is_quantized().then(|| {
         let ranges = test_ranges(&config, |_| None);
-        Encodings::new(&graph, &options, &ranges, Blocked::new(&config, Some(&ranges)))
+        Encodings::new(&graph, &options, &ranges, Blocked::new(&config, &options, Some(&ranges)))
     });
-    let out = lower(&graph, &layout.weights, encodings.as_ref());
+    let out = lower(&graph, &layout.weights, encodings.as_ref(), options.dialect);
     (graph, layout, out)
 }
 
@@ -74,10 +80,65 @@ fn every_operator_of_a_quantized_graph_reads_and_is_read_by_codes() {
     }
 }
 
+/// What older operator sets do not have is written out; between quantized edges it is float, and listed.
+#[test]
+fn norms_and_gelu_are_decomposed_and_float_inside() {
+    let inner =
+        [("Pow", 5), ("ReduceMean", 5), ("Sqrt", 5), ("Erf", 2), ("RMSNormalization", 0), ("Gelu", 0)];
+    let (_, _, float) = lowered_with(|o| (o.dialect, o.precision) = (Dialect::Float18, Precision::Fp32));
+    let (logical, _, codes) = lowered_with(|o| o.dialect = Dialect::Qdq21);
+    for graph in [&float, &codes] {
+        for (op_type, expected) in inner {
+            assert_eq!(count(graph, op_type), expected, "{op_type}");
+        }
+    }
+    let known =
+        "Add Concat Div Erf Gemm Identity MatMul Mul Pow ReduceMean Reshape Sigmoid Slice Softmax Sqrt Sub";
+    for node in &float.nodes {
+        assert!(known.split(' ').any(|k| k == node.op_type), "{}", node.op_type);
+    }
+    // Six nodes a norm, five a GELU.
+    let listed = float_nodes(&logical, Dialect::Qdq21);
+    assert_eq!(listed.len(), 5 * 6 + 2 * 5);
+    let is_listed = |node: &Node| listed.contains(&node.name);
+    for node in &codes.nodes {
+        for reader in codes.nodes.iter().filter(|n| n.inputs.contains(&node.outputs[0])) {
+            let edge = ["QuantizeLinear", "DequantizeLinear"];
+            let inside = is_listed(node) && is_listed(reader);
+            let at_the_edge =
+                edge.iter().any(|e| [&node.op_type, &reader.op_type].contains(&&(*e).to_owned()));
+            assert!(inside || at_the_edge, "{} reads {}", reader.name, node.name);
+        }
+    }
+    assert_eq!(codes.nodes.iter().filter(|n| is_listed(n)).count(), listed.len());
+    assert!(float_nodes(&logical, Dialect::Qdq23).is_empty());
+}
+
+/// Several rows are moved between heads and tokens, and nothing else is new.
+#[test]
+fn a_prefill_graph_has_the_operators_of_the_step_and_transposes() {
+    let (_, _, decode) = lowered(Precision::W8a16);
+    let (_, _, prefill) = lowered_with(|o| o.prefill = Some(6));
+    for op_type in ["MatMul", "Softmax", "Sigmoid", "Gelu", "Concat", "Slice"] {
+        assert_eq!(count(&prefill, op_type), count(&decode, op_type), "{op_type}");
+    }
+    // Without the head.
+    assert_eq!((count(&prefill, "Gemm"), count(&prefill, "RMSNormalization")), (16, 4));
+    // Queries, keys, values, gates and heads of each layer, and keys into columns.
+    assert_eq!(count(&prefill, "Transpose"), 2 * 6);
+    assert!(prefill.value_infos.iter().all(|v| v.shape.len() <= 4));
+}
+
 #[test]
 fn names_are_unique_and_every_input_is_there_before_it_is_read() {
-    for precision in [Precision::W8a16, Precision::Fp32] {
-        let (_, layout, graph) = lowered(precision);
+    for (dialect, precision, prefill) in [
+        (Dialect::Qdq23, Precision::W8a16, None),
+        (Dialect::Qdq23, Precision::Fp32, None),
+        (Dialect::Qdq21, Precision::W8a16, Some(5)),
+        (Dialect::Float18, Precision::Fp32, Some(9)),
+    ] {
+        let (_, layout, graph) =
+            lowered_with(|o| (o.dialect, o.precision, o.prefill) = (dialect, precision, prefill));
         let mut known: BTreeSet<&str> = BTreeSet::new();
         let mut add = |name| assert!(known.insert(name), "{name} is there twice");
         graph.inputs.iter().for_each(|v| add(&v.name));

@@ -1,17 +1,23 @@
 //! `manifest.json`: the contract between the graphs of an export and a runtime. What each input means,
 //! how reals become codes, who owns the caches and by which rule.
 
+mod prefill;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::encode::{Blocked, Encodings};
+pub use prefill::{PrefillInfo, PrefillMask};
+
+use super::dialect::Dialect;
+use super::encode::Encodings;
 use super::encoding::{Bits, Encoding};
 use super::logical::{LogicalGraph, Port, Role};
-use super::lower::{OPSET, element};
+use super::lower::{element, float_nodes};
 use super::options::Options;
 use super::step::{capacity, type_word};
 use super::weights::{Coding, Weight};
+use super::{Export, Phase};
 use crate::spark::{LayerType, SparkConfig};
 
 /// Name of the file.
@@ -22,6 +28,8 @@ pub const EMBEDDING_FILE: &str = "embed_tokens.bin";
 pub const MODEL_FILE: &str = "model.onnx";
 /// Name of its external data.
 pub const DATA_FILE: &str = "model.data";
+/// Name of the encodings beside the model of the aimet dialect.
+pub const ENCODINGS_FILE: &str = "model.encodings";
 
 const FORMAT: &str = "spark-npu-decode";
 const VERSION: u32 = 1;
@@ -35,8 +43,15 @@ pub struct DecodeManifest {
     pub version: u32,
     /// The architecture.
     pub model: ModelInfo,
-    /// `w8a16`, `w8`, `w16a16`, `w8a8` or `fp32`.
+    /// `w8a16`, `w8`, `w16a16`, `w8a8` or `fp32`: of what the graphs hold.
     pub precision: String,
+    /// `qdq23`, `qdq21`, `float18` or `aimet`: the form of the graphs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<String>,
+    /// The precision that the encodings beside float graphs give, of the aimet dialect. Tensors then are
+    /// float32 and have the encoding that a converter is to give them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encodings_precision: Option<String>,
     /// Of the graphs.
     pub opset: i64,
     /// `quantized` or `float`: inputs and outputs.
@@ -53,6 +68,9 @@ pub struct DecodeManifest {
     pub caches: Vec<CacheInfo>,
     /// The rows for `hidden_in`.
     pub embedding: EmbeddingInfo,
+    /// Graphs that take several tokens, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<PrefillInfo>,
 }
 
 /// The architecture.
@@ -94,6 +112,16 @@ pub struct GraphInfo {
     /// Weights that are more precise than the precision says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub high_precision_weights: Vec<String>,
+    /// Nodes of a quantized graph that are float.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub float_nodes: Vec<String>,
+    /// Encodings beside the model, of the aimet dialect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encodings: Option<String>,
+    /// The graph whose data file begins with all the bytes of this one's: a runtime may give both the
+    /// longer one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_is_start_of: Option<String>,
 }
 
 /// An input or an output.
@@ -211,14 +239,9 @@ pub struct EmbeddingInfo {
     pub shape: [usize; 2],
 }
 
-/// The manifest of an export. `encodings` has one entry per graph, unless activations are floats.
-pub fn decode_manifest(
-    config: &SparkConfig,
-    options: &Options,
-    graphs: &[LogicalGraph],
-    encodings: Option<&[Encodings]>,
-    blocked: Blocked,
-) -> DecodeManifest {
+/// The manifest of an export.
+pub(super) fn decode_manifest(export: &Export) -> DecodeManifest {
+    let (config, options) = (&export.config, &export.options);
     let kinds: Vec<LayerType> = [LayerType::Sliding, LayerType::Full]
         .into_iter()
         .filter(|kind| config.layer_types.contains(kind))
@@ -241,12 +264,12 @@ pub fn decode_manifest(
             input: format!("mask_{word}"),
             length: capacity + 1,
             attend: 0.0,
-            blocked: blocked.of(*kind).into(),
+            blocked: export.blocked(*kind).into(),
             current_index: capacity,
         };
         (word, info)
     };
-    let graph = |(i, graph): (usize, &LogicalGraph)| graph_info(graph, options, encodings.map(|e| &e[i]));
+    let quantized = options.is_quantized();
     DecodeManifest {
         format: FORMAT.to_owned(),
         version: VERSION,
@@ -264,27 +287,36 @@ pub fn decode_manifest(
             layer_types: config.layer_types.iter().map(by_type).collect(),
             tied_embeddings: config.tie_word_embeddings,
         },
-        precision: options.precision.name().to_owned(),
-        opset: OPSET,
-        io: if encodings.is_some() { "quantized" } else { "float" }.to_owned(),
+        precision: options.stored().name().to_owned(),
+        dialect: Some(options.dialect.name().to_owned()),
+        encodings_precision: is_aimet(options).then(|| options.precision.name().to_owned()),
+        opset: options.dialect.opset(),
+        io: if quantized { "quantized" } else { "float" }.to_owned(),
         context: options.context,
-        graphs: graphs.iter().enumerate().map(graph).collect(),
+        graphs: (0..export.graphs.len()).map(|i| graph_info(export, Phase::Decode, i)).collect(),
         rope: kinds.iter().map(rope).collect(),
         masks: kinds.iter().map(mask).collect(),
         caches: (0..config.num_hidden_layers()).map(|i| cache_info(config, options, i)).collect(),
         embedding: EmbeddingInfo {
             file: EMBEDDING_FILE.to_owned(),
-            dtype: if encodings.is_some() { "float16" } else { "float32" }.to_owned(),
+            dtype: if quantized { "float16" } else { "float32" }.to_owned(),
             shape: [config.vocab_size, config.hidden_size],
         },
+        prefill: prefill::info(export, &kinds),
     }
 }
 
-fn graph_info(graph: &LogicalGraph, options: &Options, encodings: Option<&Encodings>) -> GraphInfo {
-    let tensor = |port: &Port| tensor_info(graph, port, encodings.map(|e| e.of(port.tensor)));
+fn is_aimet(options: &Options) -> bool {
+    options.dialect == Dialect::Aimet
+}
+
+fn graph_info(export: &Export, phase: Phase, index: usize) -> GraphInfo {
+    let (graph, options) = (&export.graphs_of(phase)[index], &export.options);
+    let encodings = export.encodings(phase, index);
+    let tensor = |port: &Port| tensor_info(graph, port, options, encodings);
     let precise = |w: &&Weight| {
-        let coding = Coding::of(w.role, options.precision);
-        options.precision.has_int8_weights() && coding == Coding::Symmetric(Bits::Sixteen)
+        let coding = Coding::stored(w.role, options);
+        options.stored().has_int8_weights() && coding == Coding::Symmetric(Bits::Sixteen)
     };
     GraphInfo {
         name: graph.name.clone(),
@@ -295,11 +327,26 @@ fn graph_info(graph: &LogicalGraph, options: &Options, encodings: Option<&Encodi
         inputs: graph.inputs.iter().map(tensor).collect(),
         outputs: graph.outputs.iter().map(tensor).collect(),
         high_precision_weights: graph.weights.iter().filter(precise).map(|w| w.name.clone()).collect(),
+        float_nodes: match options.is_quantized() {
+            true => float_nodes(graph, options.dialect),
+            false => Vec::new(),
+        },
+        encodings: is_aimet(options).then(|| format!("{}/{ENCODINGS_FILE}", graph.name)),
+        data_is_start_of: match phase {
+            Phase::Decode => None,
+            Phase::Prefill => Some(export.graphs[index].name.clone()),
+        },
     }
 }
 
-fn tensor_info(graph: &LogicalGraph, port: &Port, encoding: Option<Encoding>) -> TensorInfo {
+fn tensor_info(
+    graph: &LogicalGraph,
+    port: &Port,
+    options: &Options,
+    encodings: Option<&Encodings>,
+) -> TensorInfo {
     let tensor = graph.tensor(port.tensor);
+    let encoding = encodings.map(|e| e.of(port.tensor));
     let (role, layer, kind) = match port.role {
         Role::Hidden => ("hidden", None, None),
         Role::RopeCos(kind) => ("rope_cos", None, Some(kind)),
@@ -312,7 +359,7 @@ fn tensor_info(graph: &LogicalGraph, port: &Port, encoding: Option<Encoding>) ->
     TensorInfo {
         name: tensor.name.clone(),
         shape: tensor.shape.clone(),
-        dtype: element(encoding).name().to_owned(),
+        dtype: element(encoding.filter(|_| options.is_quantized())).name().to_owned(),
         role: role.to_owned(),
         layer,
         layer_type: kind.map(|kind| type_word(kind).to_owned()),

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::dialect::Dialect;
 use super::encoding::Bits;
 use crate::quant::Method;
 use crate::spark::LayerType;
@@ -62,20 +63,25 @@ pub enum Split {
     Whole,
     /// One graph for every layer, and `head`.
     Layer,
+    /// One graph for every four layers, and `head`.
+    Block4,
 }
 
 impl Split {
+    const ALL: [Self; 3] = [Self::Whole, Self::Layer, Self::Block4];
+
     /// As options spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Whole => "whole",
             Self::Layer => "layer",
+            Self::Block4 => "block4",
         }
     }
 
     /// The inverse of [`Split::name`].
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Whole, Self::Layer].into_iter().find(|s| s.name() == name)
+        Self::ALL.into_iter().find(|s| s.name() == name)
     }
 }
 
@@ -127,11 +133,41 @@ impl CacheKind {
     }
 }
 
+/// How entries of caches become codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheType {
+    /// Signed, zero point 0: the second operand of a product stays 16 bits wide on HTP. The tensor they
+    /// come from is re-coded.
+    Signed,
+    /// Unsigned with zero in the middle, and so is the tensor they come from: nothing is re-coded, which
+    /// a converter may not take.
+    Symmetric,
+}
+
+impl CacheType {
+    /// As options and manifests spell it.
+    pub fn name(self, bits: Bits) -> &'static str {
+        match (self, bits) {
+            (Self::Signed, Bits::Sixteen) => "s16",
+            (Self::Signed, Bits::Eight) => "s8",
+            (Self::Symmetric, Bits::Sixteen) => "u16sym",
+            (Self::Symmetric, Bits::Eight) => "u8sym",
+        }
+    }
+
+    /// What a dialect has unless it is asked for another.
+    pub fn default_of(dialect: Dialect) -> Self {
+        if dialect == Dialect::Aimet { Self::Symmetric } else { Self::Signed }
+    }
+}
+
 /// An export, as asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Types of weights and activations.
+    /// Types of weights and activations; of the aimet dialect those of its encodings.
     pub precision: Precision,
+    /// The form of the graphs.
+    pub dialect: Dialect,
     /// How scales of int8 weights are chosen.
     pub method: Method,
     /// How the step is cut into graphs.
@@ -142,6 +178,10 @@ pub struct Options {
     pub sliding_cache: CacheKind,
     /// Caches of full layers: any kind.
     pub full_cache: CacheKind,
+    /// Codes of caches, where activations have encodings.
+    pub cache_type: CacheType,
+    /// Tokens of a prefill graph, at least 2; `None` where there are none.
+    pub prefill: Option<usize>,
     /// Whether samples of the inputs are written beside the graphs, for jobs that calibrate again.
     pub samples: bool,
 }
@@ -153,11 +193,14 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             precision: Precision::W8a16,
+            dialect: Dialect::Qdq23,
             method: Method::Search,
             split: Split::Whole,
             context: DEFAULT_CONTEXT,
             sliding_cache: CacheKind::RingEntry,
             full_cache: CacheKind::RollEntry,
+            cache_type: CacheType::Signed,
+            prefill: None,
             samples: false,
         }
     }
@@ -175,14 +218,29 @@ impl Options {
         }
     }
 
-    /// Whether activations are codes.
+    /// Types of what the graphs hold: those of the aimet dialect are float, whatever their encodings.
+    pub fn stored(&self) -> Precision {
+        if self.dialect == Dialect::Aimet { Precision::Fp32 } else { self.precision }
+    }
+
+    /// Whether activations are codes in the graphs.
     pub fn is_quantized(&self) -> bool {
+        self.stored().activation_bits().is_some()
+    }
+
+    /// Whether activations have encodings, in the graphs or beside them.
+    pub fn has_encodings(&self) -> bool {
         self.precision.activation_bits().is_some()
     }
 
     /// Whether texts are run: for encodings, or for samples (whose masks follow from the scores).
     pub fn is_calibrated(&self) -> bool {
-        self.is_quantized() || self.samples
+        self.has_encodings() || self.samples
+    }
+
+    /// The word for the codes of caches, where there are any.
+    pub fn cache_type_name(&self) -> Option<&'static str> {
+        self.precision.activation_bits().map(|bits| self.cache_type.name(bits))
     }
 
     /// What the default name says beyond the scheme: everything that is not the default.
@@ -195,7 +253,9 @@ impl Options {
                 suffix += &word;
             }
         };
-        add(self.precision != default.precision, self.precision.name().to_owned());
+        add(self.dialect != default.dialect, self.dialect.name().to_owned());
+        let implied = self.dialect == Dialect::Float18;
+        add(self.precision != default.precision && !implied, self.precision.name().to_owned());
         add(self.method != default.method, self.method.name().to_owned());
         add(self.split != default.split, self.split.name().to_owned());
         add(self.context != default.context, format!("c{}", self.context));
@@ -203,6 +263,9 @@ impl Options {
         add(self.sliding_cache != default.sliding_cache, format!("sliding-{sliding}"));
         let full = self.full_cache.option(LayerType::Full);
         add(self.full_cache != default.full_cache, format!("full-{full}"));
+        let cache_type = self.cache_type_name().unwrap_or_default();
+        add(self.cache_type != CacheType::default_of(self.dialect), cache_type.to_owned());
+        add(self.prefill.is_some(), format!("prefill{}", self.prefill.unwrap_or_default()));
         add(self.samples, "samples".to_owned());
         suffix
     }
@@ -212,7 +275,7 @@ impl Options {
         let mut options = Map::new();
         let mut put = |key: &str, value: Value| options.insert(key.to_owned(), value);
         put("precision", self.precision.name().into());
-        put("dialect", "qdq23".into());
+        put("dialect", self.dialect.name().into());
         if self.precision.has_int8_weights() {
             put("method", self.method.name().into());
         }
@@ -220,6 +283,12 @@ impl Options {
         put("context", self.context.into());
         put("sliding_cache", self.sliding_cache.option(LayerType::Sliding).into());
         put("full_cache", self.full_cache.option(LayerType::Full).into());
+        if let Some(cache_type) = self.cache_type_name() {
+            put("cache_type", cache_type.into());
+        }
+        if let Some(rows) = self.prefill {
+            put("prefill", rows.into());
+        }
         put("samples", self.samples.into());
         options
     }
@@ -234,7 +303,7 @@ mod tests {
         for precision in Precision::ALL {
             assert_eq!(Precision::from_name(precision.name()), Some(precision));
         }
-        for split in [Split::Whole, Split::Layer] {
+        for split in Split::ALL {
             assert_eq!(Split::from_name(split.name()), Some(split));
         }
         for layer in [LayerType::Sliding, LayerType::Full] {
@@ -251,13 +320,26 @@ mod tests {
         assert_eq!(Options::default().name_suffix(), "");
         let other = Options {
             precision: Precision::W16a16,
+            dialect: Dialect::Qdq21,
             method: Method::RoundToNearest,
-            split: Split::Layer,
+            split: Split::Block4,
             context: 64,
             sliding_cache: CacheKind::RollCache,
             full_cache: CacheKind::RingEntry,
+            cache_type: CacheType::Symmetric,
+            prefill: Some(128),
             samples: true,
         };
-        assert_eq!(other.name_suffix(), "-w16a16-rtn-layer-c64-sliding-roll-full-ring-samples");
+        assert_eq!(
+            other.name_suffix(),
+            "-qdq21-w16a16-rtn-block4-c64-sliding-roll-full-ring-u16sym-prefill128-samples"
+        );
+        // What a dialect implies is not said again.
+        let float = Options { dialect: Dialect::Float18, precision: Precision::Fp32, ..Options::default() };
+        assert_eq!(float.name_suffix(), "-float18");
+        let cache_type = CacheType::default_of(Dialect::Aimet);
+        let aimet = Options { dialect: Dialect::Aimet, cache_type, ..Options::default() };
+        assert_eq!((aimet.name_suffix().as_str(), aimet.stored()), ("-aimet", Precision::Fp32));
+        assert!(aimet.has_encodings() && !aimet.is_quantized());
     }
 }

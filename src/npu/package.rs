@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Export;
 use super::encode::WIDENING;
 use super::manifest::{DECODE_MANIFEST_FILE, EMBEDDING_FILE};
-use super::options::Options;
+use super::options::{Options, Precision};
 use super::write::Writer;
 use crate::artifact::{
     FileRecord, MANIFEST_VERSION, Manifest, ManifestSizes, Source, Tool, hash_bytes, rounded,
@@ -100,7 +100,7 @@ pub fn side_files<'a>(checkpoint: &'a Checkpoint, export: &Export) -> impl Itera
 
 fn is_ours(name: &str, export: &Export) -> bool {
     [DECODE_MANIFEST_FILE, EMBEDDING_FILE, CALIBRATION_FILE].contains(&name)
-        || export.graphs.iter().any(|g| g.name == name)
+        || export.graphs.iter().chain(&export.prefill).any(|g| g.name == name)
         || super::samples::file_names(export).iter().any(|file| file == name)
 }
 
@@ -127,7 +127,7 @@ pub fn sizes(export: &Export) -> ManifestSizes {
         tensor_bytes: export.weight_bytes() + export.embedding_bytes(),
         bytes_per_token: export.bytes_per_token(),
         bits_per_weight,
-        quantized_modules: if export.options.precision.name() == "fp32" { 0 } else { linears },
+        quantized_modules: if export.options.stored() == Precision::Fp32 { 0 } else { linears },
     }
 }
 

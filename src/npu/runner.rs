@@ -4,6 +4,8 @@
 //! Nothing but the files of the export is used, so what this says holds for any runtime that follows
 //! the manifest.
 
+mod prefill;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -11,7 +13,7 @@ use half::f16;
 use memmap2::Mmap;
 
 use super::manifest::{
-    CacheInfo, CacheTensors, DECODE_MANIFEST_FILE, DecodeManifest, EncodingInfo, TensorInfo,
+    CacheInfo, CacheTensors, DECODE_MANIFEST_FILE, DecodeManifest, EncodingInfo, GraphInfo, TensorInfo,
 };
 use crate::checkpoint::ModelDir;
 use crate::error::{Failure, InputError, Result};
@@ -23,9 +25,33 @@ use crate::spark::RopeParameters;
 /// The files of an export, mapped.
 pub struct OpenedExport {
     manifest: DecodeManifest,
+    decode: Graphs,
+    prefill: Graphs,
+    embedding: Mmap,
+}
+
+/// Models and their data files.
+struct Graphs {
     models: Vec<Model>,
     data: Vec<Mmap>,
-    embedding: Mmap,
+}
+
+impl Graphs {
+    fn open(path: &Path, graphs: &[GraphInfo]) -> Result<Self> {
+        let (mut models, mut data) = (Vec::new(), Vec::new());
+        for graph in graphs {
+            let (sub, model) = in_directory(path, &graph.file)?;
+            let (_, data_file) = in_directory(path, &graph.data)?;
+            models.push(Model::decode(&sub.read(model)?, data_file)?);
+            data.push(sub.map(data_file)?);
+        }
+        Ok(Self { models, data })
+    }
+
+    fn sessions(&self) -> Result<Vec<Session<'_>>> {
+        let sessions = self.models.iter().zip(&self.data).map(|(model, data)| Session::new(model, data));
+        Ok(sessions.collect::<Result<_, _>>()?)
+    }
 }
 
 impl OpenedExport {
@@ -37,13 +63,9 @@ impl OpenedExport {
         let dir = ModelDir::open(path)?;
         let manifest: DecodeManifest = serde_json::from_value(dir.read_json(DECODE_MANIFEST_FILE)?)
             .map_err(|e| InputError::file(DECODE_MANIFEST_FILE).found(e))?;
-        let (mut models, mut data) = (Vec::new(), Vec::new());
-        for graph in &manifest.graphs {
-            let (sub, model) = in_directory(path, &graph.file)?;
-            let (_, data_file) = in_directory(path, &graph.data)?;
-            models.push(Model::decode(&sub.read(model)?, data_file)?);
-            data.push(sub.map(data_file)?);
-        }
+        let decode = Graphs::open(path, &manifest.graphs)?;
+        let prefill = manifest.prefill.as_ref().map_or(&[][..], |prefill| &prefill.graphs);
+        let prefill = Graphs::open(path, prefill)?;
         if !is_bare_name(&manifest.embedding.file) {
             return Err(refuse("embedding.file", "a file beside the manifest", &manifest.embedding.file));
         }
@@ -53,7 +75,7 @@ impl OpenedExport {
         if embedding.len() as u64 != expected || columns != manifest.model.hidden {
             return Err(refuse("embedding", &format!("{expected} bytes"), embedding.len()));
         }
-        Ok(Self { manifest, models, data, embedding })
+        Ok(Self { manifest, decode, prefill, embedding })
     }
 
     /// The contract.
@@ -84,14 +106,14 @@ impl OpenedExport {
     /// # Errors
     /// When a graph is not one that can be run, or its inputs are not those of the manifest.
     pub fn runner(&self) -> Result<Runner<'_>> {
-        let sessions = self.models.iter().zip(&self.data).map(|(model, data)| Session::new(model, data));
-        let sessions = sessions.collect::<Result<Vec<_>, _>>()?;
+        let (sessions, prefill) = (self.decode.sessions()?, self.prefill.sessions()?);
         let ropes = self.manifest.rope.iter().map(|(kind, rope)| {
             let parameters = RopeParameters { theta: rope.theta, rotary_dims: rope.rotary_dim };
             (kind.as_str(), Rope::new(parameters))
         });
+        let ropes = ropes.collect();
         let mut runner =
-            Runner { export: self, sessions, ropes: ropes.collect(), caches: BTreeMap::new(), position: 0 };
+            Runner { export: self, sessions, prefill, ropes, caches: BTreeMap::new(), position: 0 };
         runner.reset()?;
         Ok(runner)
     }
@@ -134,6 +156,7 @@ pub struct StepResult {
 pub struct Runner<'a> {
     export: &'a OpenedExport,
     sessions: Vec<Session<'a>>,
+    prefill: Vec<Session<'a>>,
     ropes: BTreeMap<&'a str, Rope>,
     /// By the name of the input.
     caches: Tensors,
@@ -170,24 +193,37 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// What a graph is fed at this position; the residual stream is given in the type of its input.
+    /// What a decode graph is fed at this position; the residual stream is given in the type of its input.
     ///
     /// # Errors
     /// When the manifest has an input of a role that is not known, or no rope or mask for one.
     pub fn inputs(&self, graph: usize, hidden: &Tensor) -> Result<Tensors> {
-        let manifest = &self.export.manifest;
+        self.feed(&self.export.manifest.graphs[graph], hidden, 1, |kind| self.mask(kind))
+    }
+
+    /// What a graph of so many rows is fed at this position; `mask` makes the mask of a layer type.
+    fn feed(
+        &self,
+        graph: &GraphInfo,
+        hidden: &Tensor,
+        rows: usize,
+        mask: impl Fn(&str) -> Result<Vec<f32>>,
+    ) -> Result<Tensors> {
         let mut inputs = Tensors::new();
-        for info in &manifest.graphs[graph].inputs {
+        for info in &graph.inputs {
             let kind = info.layer_type.as_deref().unwrap_or_default();
             let tensor = match info.role.as_str() {
                 "hidden" => hidden.clone(),
                 "rope_cos" | "rope_sin" => {
                     let rope = self.ropes.get(kind).ok_or_else(|| refuse("rope", "a layer type", kind))?;
-                    let angles = rope.angles(self.position..self.position + 1);
-                    let (cos, sin) = angles.at(0);
-                    encode(info, if info.role == "rope_cos" { cos } else { sin })?
+                    let angles = rope.angles(self.position..self.position + rows);
+                    let of = |row| {
+                        let (cos, sin) = angles.at(row);
+                        if info.role == "rope_cos" { cos } else { sin }
+                    };
+                    encode(info, &(0..rows).flat_map(of).copied().collect::<Vec<f32>>())?
                 }
-                "mask" => encode(info, &self.mask(kind)?)?,
+                "mask" => encode(info, &mask(kind)?)?,
                 "key_cache" | "value_cache" => match self.caches.get(&info.name) {
                     Some(cache) => cache.clone(),
                     None => return Err(refuse("caches", "a cache of that name", &info.name)),
@@ -217,12 +253,27 @@ impl Runner<'_> {
         if self.position >= manifest.context {
             return Err(Failure::usage(format!("the context of {} tokens is full", manifest.context)));
         }
-        let first = manifest.graphs.first().ok_or_else(|| refuse("graphs", "at least one", "none"))?;
+        let result =
+            self.pass(&manifest.graphs, &self.sessions, hidden, |index, stream| self.inputs(index, stream))?;
+        self.keep(&result.outputs, 1, 1)?;
+        Ok(result)
+    }
+
+    /// Runs graphs one after the other, each on the residual stream that the one before returned; `feed`
+    /// gives the inputs of the graph with that number.
+    fn pass(
+        &self,
+        graphs: &[GraphInfo],
+        sessions: &[Session<'_>],
+        hidden: &[f32],
+        feed: impl Fn(usize, &Tensor) -> Result<Tensors>,
+    ) -> Result<StepResult> {
+        let first = graphs.first().ok_or_else(|| refuse("graphs", "at least one", "none"))?;
         let info = first.inputs.iter().find(|i| i.role == "hidden");
         let mut stream = encode(info.ok_or_else(|| refuse("graphs", "an input hidden_in", "none"))?, hidden)?;
         let mut result = StepResult::default();
-        for (index, graph) in manifest.graphs.iter().enumerate() {
-            let outputs = self.run_graph(index, &self.inputs(index, &stream)?)?;
+        for (index, (graph, session)) in graphs.iter().zip(sessions).enumerate() {
+            let outputs = session.run(&feed(index, &stream)?)?;
             for info in &graph.outputs {
                 let tensor = outputs.get(&info.name);
                 let tensor =
@@ -238,27 +289,29 @@ impl Runner<'_> {
             }
             result.outputs.extend(outputs);
         }
-        self.keep(&result.outputs)?;
         Ok(result)
     }
 
-    /// Moves the caches on by what the graphs have returned.
-    fn keep(&mut self, outputs: &Tensors) -> Result<()> {
+    /// Moves the caches on by what graphs of so many rows have returned, of which the first `count` are
+    /// tokens.
+    fn keep(&mut self, outputs: &Tensors, rows: usize, count: usize) -> Result<()> {
         for cache in &self.export.manifest.caches {
             for tensors in [&cache.key, &cache.value] {
                 let missing = || refuse("caches", "an output of a graph", &tensors.output);
                 let returned = outputs.get(&tensors.output).ok_or_else(missing)?;
-                match slot(cache, self.position)? {
-                    Slot::Swap => drop(self.caches.insert(tensors.input.clone(), returned.clone())),
-                    Slot::None => {}
-                    Slot::At(slot) => {
-                        let held = self.caches.get_mut(&tensors.input).ok_or_else(missing)?;
-                        put(held, returned, tensors, slot)?;
+                for row in 0..count {
+                    match slot(cache, self.position + row)? {
+                        Slot::Swap => drop(self.caches.insert(tensors.input.clone(), returned.clone())),
+                        Slot::None => {}
+                        Slot::At(slot) => {
+                            let held = self.caches.get_mut(&tensors.input).ok_or_else(missing)?;
+                            put(held, slot, returned, row, rows, tensors)?;
+                        }
                     }
                 }
             }
         }
-        self.position += 1;
+        self.position += count;
         Ok(())
     }
 
@@ -311,36 +364,51 @@ fn slot(cache: &CacheInfo, position: usize) -> Result<Slot> {
     })
 }
 
-/// Writes an entry into a slot of a cache.
-fn put(cache: &mut Tensor, entry: &Tensor, tensors: &CacheTensors, slot: usize) -> Result<()> {
+/// Writes one of `rows` returned entries into a slot of a cache.
+fn put(
+    cache: &mut Tensor,
+    slot: usize,
+    entries: &Tensor,
+    row: usize,
+    rows: usize,
+    tensors: &CacheTensors,
+) -> Result<()> {
     let shape = cache.shape().to_vec();
     let axis = tensors.seq_axis;
     let mut expected = shape.clone();
     if axis < shape.len() {
-        expected[axis] = 1;
+        expected[axis] = rows;
     }
-    if axis >= shape.len() || slot >= shape[axis] || entry.shape() != expected {
+    if axis >= shape.len() || slot >= shape[axis] || entries.shape() != expected {
         return Err(refuse(
             &tensors.output,
-            &format!("an entry of {shape:?}"),
-            format!("{:?}", entry.shape()),
+            &format!("{rows} entries of {shape:?}"),
+            format!("{:?}", entries.shape()),
         ));
     }
-    let (slots, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
-    match (cache.slice_mut(), entry.data()) {
-        (SliceMut::F32(to), Data::F32(from)) => place(to, from, slots, inner, slot),
-        (SliceMut::I16(to), Data::I16(from)) => place(to, from, slots, inner, slot),
-        (SliceMut::U16(to), Data::U16(from)) => place(to, from, slots, inner, slot),
-        (SliceMut::I8(to), Data::I8(from)) => place(to, from, slots, inner, slot),
-        (SliceMut::U8(to), Data::U8(from)) => place(to, from, slots, inner, slot),
-        _ => return Err(refuse(&tensors.output, "the type of the cache", entry.element())),
+    let inner = shape[axis + 1..].iter().product::<usize>();
+    let (to, from) = ((slot, shape[axis]), (row, rows));
+    match (cache.slice_mut(), entries.data()) {
+        (SliceMut::F32(cache), Data::F32(entries)) => place(cache, to, entries, from, inner),
+        (SliceMut::I16(cache), Data::I16(entries)) => place(cache, to, entries, from, inner),
+        (SliceMut::U16(cache), Data::U16(entries)) => place(cache, to, entries, from, inner),
+        (SliceMut::I8(cache), Data::I8(entries)) => place(cache, to, entries, from, inner),
+        (SliceMut::U8(cache), Data::U8(entries)) => place(cache, to, entries, from, inner),
+        _ => return Err(refuse(&tensors.output, "the type of the cache", entries.element())),
     }
     Ok(())
 }
 
-fn place<T: Copy>(cache: &mut [T], entry: &[T], slots: usize, inner: usize, slot: usize) {
-    for (cache, entry) in cache.chunks_exact_mut(slots * inner).zip(entry.chunks_exact(inner)) {
-        cache[slot * inner..][..inner].copy_from_slice(entry);
+/// Copies between places `(index, count)` along the axis of slots, `inner` elements each.
+fn place<T: Copy>(
+    cache: &mut [T],
+    (slot, slots): (usize, usize),
+    entries: &[T],
+    (row, rows): (usize, usize),
+    inner: usize,
+) {
+    for (cache, entries) in cache.chunks_exact_mut(slots * inner).zip(entries.chunks_exact(rows * inner)) {
+        cache[slot * inner..][..inner].copy_from_slice(&entries[row * inner..][..inner]);
     }
 }
 

@@ -36,7 +36,7 @@ fn inputs(graph: &LogicalGraph) -> Vec<SampledInput> {
 fn file_name(split: Split, graph: &LogicalGraph) -> String {
     match split {
         Split::Whole => "calib.h5".to_owned(),
-        Split::Layer => format!("calib_{}.h5", graph.name),
+        Split::Layer | Split::Block4 => format!("calib_{}.h5", graph.name),
     }
 }
 

@@ -76,6 +76,7 @@ fn a_step_has_the_operators_that_were_measured() {
             Op::Reshape => "Reshape",
             Op::Slice { .. } => "StridedSlice",
             Op::Concat { .. } => "Concat",
+            Op::Transpose { .. } => "Transpose",
             Op::Recode => "Convert",
         };
         *counts.entry(name).or_default() += 1;
@@ -163,4 +164,83 @@ fn dimensions_that_are_not_rotated_pass() {
     };
     assert!(full(|_| ()));
     assert!(!full(|json| json["rope_parameters"]["full_attention"]["partial_rotary_factor"] = 1.0.into()));
+}
+
+/// Six layers are cut into four and two.
+#[test]
+fn blocks_are_of_four_layers_and_what_is_left() {
+    let config = test_config(|json| {
+        json["num_hidden_layers"] = 6.into();
+        json["layer_types"] = ["sliding_attention", "full_attention"].repeat(3).into();
+    });
+    let options = options(|o| (o.split, o.prefill) = (Split::Block4, Some(5)));
+    let names = |graphs: &[LogicalGraph]| -> Vec<_> {
+        graphs.iter().map(|g| (g.name.clone(), g.layers.clone(), g.head)).collect()
+    };
+    let expected = |prefix: &str| {
+        [(format!("{prefix}block_00"), 0..4, false), (format!("{prefix}block_01"), 4..6, false)]
+    };
+    let decode = graphs(&config, &options);
+    assert_eq!(names(&decode)[..2], expected(""));
+    assert_eq!(names(&decode)[2], ("head".to_owned(), 6..6, true));
+    assert_eq!(names(&prefill_graphs(&config, &options)), expected("prefill_"));
+    let input = decode[1].tensor(decode[1].inputs[0].tensor);
+    assert_eq!(input.values, Values::Seen(Site::Layer(3, LayerSite::Output), 1.0));
+}
+
+/// The table of the contract with five rows: names as in the decode graph, an axis of rows in the
+/// residual stream, rotary tables and masks, five entries of every cache.
+#[test]
+fn prefill_graphs_have_rows_where_the_step_has_one() {
+    let config = test_config(|_| ());
+    let options = options(|o| o.prefill = Some(5));
+    let decode = graphs(&config, &options).remove(0);
+    let prefill = prefill_graphs(&config, &options).remove(0);
+    let shapes = |graph: &LogicalGraph, ports: &[Port]| -> BTreeMap<String, Vec<usize>> {
+        ports
+            .iter()
+            .map(|p| (graph.tensor(p.tensor).name.clone(), graph.tensor(p.tensor).shape.clone()))
+            .collect()
+    };
+    let mut expected = shapes(&decode, &decode.inputs);
+    for (name, shape) in &mut expected {
+        match name.as_str() {
+            "hidden_in" => shape[1] = 5,
+            name if name.starts_with("rope") => shape[2] = 5,
+            // The current token is counted already.
+            name if name.starts_with("mask") => (shape[2], shape[3]) = (5, shape[3] + 4),
+            _ => {}
+        }
+    }
+    assert_eq!(shapes(&prefill, &prefill.inputs), expected);
+    let outputs: &[(&str, &[usize])] = &[
+        ("hidden_out", &[1, 5, 64]),
+        ("past_key_0_out", &[2, 1, 16, 5]),
+        ("past_value_0_out", &[2, 1, 5, 16]),
+        ("past_key_1_out", &[2, 1, 16, 5]),
+        ("past_value_1_out", &[2, 1, 5, 16]),
+    ];
+    let outputs: BTreeMap<String, Vec<usize>> =
+        outputs.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())).collect();
+    assert_eq!(shapes(&prefill, &prefill.outputs), outputs);
+    // Heads, then tokens; for products all queries of a key head are one matrix.
+    assert_eq!(shape_of(&prefill, "layer_01_query_heads"), [1, 4, 5, 16]);
+    assert_eq!(shape_of(&prefill, "layer_01_scores"), [2, 1, 10, 28]);
+    assert_eq!(shape_of(&prefill, "layer_01_masked_scores"), [1, 4, 5, 28]);
+    assert_eq!(shape_of(&prefill, "layer_00_head_gates"), [1, 4, 5, 1]);
+    assert_eq!(shape_of(&prefill, "layer_00_heads_in_a_row"), [5, 64]);
+    assert!(prefill.tensors.iter().all(|t| t.shape.len() <= 4));
+    // The weights of the layers are the first of the step.
+    assert_eq!(prefill.weights[..], decode.weights[..prefill.weights.len()]);
+    assert_eq!(prefill.weights.len() + 2, decode.weights.len());
+}
+
+/// A cache that is returned whole has moved by as many entries as went in.
+#[test]
+fn a_prefill_graph_moves_a_whole_cache_by_its_rows() {
+    let options = options(|o| (o.prefill, o.full_cache) = (Some(5), CacheKind::RollCache));
+    let graph = prefill_graphs(&test_config(|_| ()), &options).remove(0);
+    let output = graph.steps.iter().find(|s| graph.tensor(s.output).name == "past_key_1_out").unwrap();
+    assert_eq!(output.op, Op::Slice { axis: 3, start: 5, end: 28 });
+    assert_eq!(shape_of(&graph, "past_value_1_out"), [2, 1, 23, 16]);
 }

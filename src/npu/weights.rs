@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::encoding::{Bits, Encoding};
-use super::options::Precision;
+use super::options::{Options, Precision};
 use crate::calibrate::Range as Values;
 use crate::onnx::ElementType;
 use crate::quant::{ErrorSums, Method, int8};
@@ -72,7 +72,16 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// How a weight is stored in an export.
+    /// How a weight is stored in the graphs of an export.
+    pub fn stored(role: WeightRole, options: &Options) -> Self {
+        match role {
+            // A decomposed norm is float inside.
+            WeightRole::Norm if options.dialect.decomposes() => Self::Float,
+            _ => Self::of(role, options.stored()),
+        }
+    }
+
+    /// How a precision codes a weight.
     pub fn of(role: WeightRole, precision: Precision) -> Self {
         match (role, precision) {
             (_, Precision::Fp32) | (WeightRole::Norm, Precision::W8) => Self::Float,

@@ -4,18 +4,21 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use half::f16;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::Export;
+use super::aimet::{self, WeightGrid};
+use super::dialect::Dialect;
 use super::layout::{Layout, Part, PlacedWeight};
 use super::logical::LogicalGraph;
-use super::lower::{IR_VERSION, OPSET, lower};
-use super::manifest::{DATA_FILE, DECODE_MANIFEST_FILE, EMBEDDING_FILE, MODEL_FILE};
-use super::weights::{Coding, Weight, WeightEncoder};
+use super::lower::lower;
+use super::manifest::{DATA_FILE, DECODE_MANIFEST_FILE, EMBEDDING_FILE, ENCODINGS_FILE, MODEL_FILE};
+use super::weights::{Coding, Scales, Weight, WeightEncoder};
+use super::{Export, Phase};
 use crate::artifact::{
     FileRecord, Sha256Hex, Staging, TensorAction, TensorRecord, Tool, finish_hash, rounded,
 };
@@ -40,6 +43,15 @@ pub struct Written {
     pub tensors: Vec<TensorRecord>,
     /// What the user should know, one sentence each.
     pub notes: Vec<String>,
+}
+
+/// What the models of a data file say of its weights.
+#[derive(Default)]
+struct Constants {
+    /// All parts of all weights, in file order.
+    initializers: Vec<Initializer>,
+    /// One per weight, where encodings stand beside the model.
+    grids: Vec<WeightGrid>,
 }
 
 /// Everything that writing a part takes.
@@ -76,31 +88,59 @@ impl Writer<'_> {
         Ok(written)
     }
 
+    /// Writes a decode graph, and the prefill graph that has the same weights.
     fn graph(&self, index: usize, written: &mut Written) -> Result<()> {
         let (graph, layout) = (&self.export.graphs[index], &self.export.layouts[index]);
         self.staging.create_dir(&graph.name)?;
         let data_name = format!("{}/{DATA_FILE}", graph.name);
         let mut data = DataFile::create(self.staging, &data_name)?;
-        let mut initializers = Vec::new();
+        let mut constants = Constants::default();
         for (weight, placed) in graph.weights.iter().zip(&layout.weights) {
-            self.weight(weight, placed, &mut data, &mut initializers, &data_name, written)?;
+            self.weight(weight, placed, &mut data, &mut constants, &data_name, written)?;
         }
         let record = data.finish(layout)?;
-        written.files.insert(data_name, record);
+        written.files.insert(data_name.clone(), record);
+        self.model(Phase::Decode, index, &constants, written)?;
+        let Some(prefill) = self.export.prefill.get(index) else { return Ok(()) };
+        self.interrupt.check()?;
+        self.staging.create_dir(&prefill.name)?;
+        let start_name = format!("{}/{DATA_FILE}", prefill.name);
+        let bytes = layout.bytes_of_first(prefill.weights.len());
+        written.files.insert(start_name.clone(), self.staging.copy_start(&start_name, &data_name, bytes)?);
+        self.model(Phase::Prefill, index, &constants, written)
+    }
 
-        let mut lowered = lower(graph, &layout.weights, self.export.encodings(index));
-        lowered.initializers.extend(initializers);
+    /// Writes the model of a graph whose data file is there.
+    fn model(&self, phase: Phase, index: usize, constants: &Constants, written: &mut Written) -> Result<()> {
+        let graph = &self.export.graphs_of(phase)[index];
+        let options = &self.export.options;
+        // A prefill graph has the first weights of its decode graph.
+        let placed = &self.export.layouts[index].weights[..graph.weights.len()];
+        let encodings = self.export.encodings(phase, index);
+        let in_graph = encodings.filter(|_| options.is_quantized());
+        let mut lowered = lower(graph, placed, in_graph, options.dialect);
+        let parts = placed.iter().flat_map(PlacedWeight::parts).count();
+        lowered.initializers.extend_from_slice(&constants.initializers[..parts]);
         let tool = Tool::this();
         let model = Model {
-            ir_version: IR_VERSION,
-            opset: OPSET,
+            ir_version: options.dialect.ir_version(),
+            opset: options.dialect.opset(),
             producer_name: tool.name,
             producer_version: tool.version,
             graph: lowered,
         };
-        let name = format!("{}/{MODEL_FILE}", graph.name);
-        let record = self.staging.write(&name, &model.encode(DATA_FILE)?)?;
-        written.files.insert(name, record);
+        let mut write = |file: &str, bytes: &[u8]| -> Result<()> {
+            let name = format!("{}/{file}", graph.name);
+            let record = self.staging.write(&name, bytes)?;
+            written.files.insert(name, record);
+            Ok(())
+        };
+        write(MODEL_FILE, &model.encode(DATA_FILE)?)?;
+        if let (Dialect::Aimet, Some(encodings)) = (options.dialect, encodings) {
+            let grids = &constants.grids[..graph.weights.len()];
+            let text = format!("{}\n", aimet::encodings(graph, encodings, grids, options.precision));
+            write(ENCODINGS_FILE, text.as_bytes())?;
+        }
         self.staging.sync_dir(&graph.name)
     }
 
@@ -110,7 +150,7 @@ impl Writer<'_> {
         weight: &Weight,
         placed: &PlacedWeight,
         data: &mut DataFile,
-        initializers: &mut Vec<Initializer>,
+        constants: &mut Constants,
         data_name: &str,
         written: &mut Written,
     ) -> Result<()> {
@@ -119,17 +159,15 @@ impl Writer<'_> {
         let mut encoder =
             WeightEncoder::new(source, weight, placed.coding, self.export.options.method).map_err(refused)?;
         let mut sink = Sink::start(data, &placed.codes)?;
-        let rows = (BLOCK_BYTES / source.row_bytes().max(1)).max(1);
         let mut sums = ErrorSums::default();
-        for start in (0..weight.rows.len()).step_by(rows) {
+        for block in blocks(source, weight.rows.len()) {
             self.interrupt.check()?;
-            let block = start..(start + rows).min(weight.rows.len());
             let bytes = (block.len() * source.row_bytes()) as u64;
             sums += sink.step(|out| encoder.encode(block, out))?.map_err(refused)?;
             self.progress.advance(bytes, &weight.source);
         }
         let (initializer, sha256) = sink.finish()?;
-        initializers.push(initializer);
+        constants.initializers.push(initializer);
         let record = |part: &Part, sha256, snr_db| TensorRecord {
             name: part.name.clone(),
             file: data_name.to_owned(),
@@ -144,22 +182,42 @@ impl Writer<'_> {
         let snr_db = sums.snr_db().filter(|_| placed.coding != Coding::Float).map(rounded);
         written.tensors.push(record(&placed.codes, sha256, snr_db));
         let scales = encoder.finish();
-        if scales.zero_rows > 0 {
+        let beside = match self.export.options.dialect {
+            Dialect::Aimet => Some(self.scales(weight, source)?),
+            _ => None,
+        };
+        let zero_rows = beside.as_ref().map_or(0, |(_, scales)| scales.zero_rows).max(scales.zero_rows);
+        if zero_rows > 0 {
             written.notes.push(format!(
-                "{}: {} of {} rows are all zero; their scale is 1",
+                "{}: {zero_rows} of {} rows are all zero; their scale is 1",
                 weight.name,
-                scales.zero_rows,
                 weight.rows.len()
             ));
         }
+        constants.grids.extend(beside.map(|(coding, scales)| WeightGrid::new(weight, coding, &scales)));
         for (part, bytes) in placed.grid.iter().flatten().zip([scales.scales, scales.zero_points]) {
             let mut sink = Sink::start(data, part)?;
             sink.step(|out| out.extend_from_slice(&bytes))?;
             let (initializer, sha256) = sink.finish()?;
-            initializers.push(initializer);
+            constants.initializers.push(initializer);
             written.tensors.push(record(part, sha256, None));
         }
         Ok(())
+    }
+
+    /// The grid of a weight that is stored as floats, and how the precision codes it.
+    fn scales(&self, weight: &Weight, source: TensorView<'_>) -> Result<(Coding, Scales)> {
+        let options = &self.export.options;
+        let coding = Coding::of(weight.role, options.precision);
+        let refused = |bad: NonFinite| refuse_non_finite(source, bad);
+        let mut encoder = WeightEncoder::new(source, weight, coding, options.method).map_err(refused)?;
+        let mut codes = Vec::new();
+        for block in blocks(source, weight.rows.len()) {
+            self.interrupt.check()?;
+            codes.clear();
+            encoder.encode(block, &mut codes).map_err(refused)?;
+        }
+        Ok((coding, encoder.finish()))
     }
 
     /// The rows for `hidden_in`, `[vocab, hidden]`.
@@ -168,10 +226,8 @@ impl Writer<'_> {
         let source = self.checkpoint.tensor(spec.map_or("", |s| &s.name));
         let half = self.export.options.is_quantized();
         let mut file = DataFile::create(self.staging, EMBEDDING_FILE)?;
-        let rows = (BLOCK_BYTES / source.row_bytes().max(1)).max(1);
-        for start in (0..source.rows()).step_by(rows) {
+        for block in blocks(source, source.rows()) {
             self.interrupt.check()?;
-            let block = start..(start + rows).min(source.rows());
             file.append(&embedding_rows(source, block.clone(), half)?)?;
             self.progress.advance((block.len() * source.row_bytes()) as u64, source.name);
         }
@@ -179,8 +235,14 @@ impl Writer<'_> {
     }
 }
 
+/// Ranges of `rows` rows, as many in each as a block of the source has.
+fn blocks(source: TensorView<'_>, rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let length = (BLOCK_BYTES / source.row_bytes().max(1)).max(1);
+    (0..rows).step_by(length).map(move |start| start..(start + length).min(rows))
+}
+
 /// Rows of the embedding in the type of the file, little endian.
-fn embedding_rows(source: TensorView<'_>, rows: std::ops::Range<usize>, half: bool) -> Result<Vec<u8>> {
+fn embedding_rows(source: TensorView<'_>, rows: Range<usize>, half: bool) -> Result<Vec<u8>> {
     let encoded: Vec<Result<Vec<u8>>> = rows
         .into_par_iter()
         .map(|r| {

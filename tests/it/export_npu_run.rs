@@ -11,21 +11,21 @@ use xtask::fixtures::FixtureSpec;
 
 use crate::runs::{Model, run};
 
-const CONTEXT: usize = 40;
+pub(crate) const CONTEXT: usize = 40;
 
 /// `10 log10(sum r^2 / sum (r - y)^2)`.
-fn snr_db(reference: &[f32], other: &[f32]) -> f64 {
+pub(crate) fn snr_db(reference: &[f32], other: &[f32]) -> f64 {
     assert_eq!(reference.len(), other.len());
     let signal: f64 = reference.iter().map(|r| f64::from(*r).powi(2)).sum();
     let noise: f64 = reference.iter().zip(other).map(|(r, y)| (f64::from(*r) - f64::from(*y)).powi(2)).sum();
     if noise == 0.0 { 300.0 } else { 10.0 * (signal / noise).log10() }
 }
 
-fn tokens(count: usize, vocab: usize) -> Vec<u32> {
+pub(crate) fn tokens(count: usize, vocab: usize) -> Vec<u32> {
     (0..count).map(|i| ((i * 131 + i * i * 7 + 3) % vocab) as u32).collect()
 }
 
-fn export(model: &Model, out: &str, options: &[&str]) -> OpenedExport {
+pub(crate) fn export(model: &Model, out: &str, options: &[&str]) -> OpenedExport {
     let mut args = vec!["export-npu", model.dir.to_str().unwrap(), "--out", out, "--context", "40"];
     args.extend(options);
     run(model.root.path(), args).expect(0);
@@ -33,7 +33,7 @@ fn export(model: &Model, out: &str, options: &[&str]) -> OpenedExport {
 }
 
 /// Texts of tokens like those that the tests run.
-fn with_texts(spec: FixtureSpec) -> Model {
+pub(crate) fn with_texts(spec: FixtureSpec) -> Model {
     let model = Model::new(spec);
     let text = |i: usize| -> String {
         (0..60).map(|j| char::from(b' ' + ((j * 37 + i * 11 + j * j * (i + 1)) % 95) as u8)).collect()
@@ -44,11 +44,11 @@ fn with_texts(spec: FixtureSpec) -> Model {
 }
 
 /// Logits of every step.
-fn logits(export: &OpenedExport, runner: &mut Runner<'_>, tokens: &[u32]) -> Vec<Vec<f32>> {
+pub(crate) fn logits(export: &OpenedExport, runner: &mut Runner<'_>, tokens: &[u32]) -> Vec<Vec<f32>> {
     tokens.iter().map(|t| runner.step(&export.embedding(*t).unwrap()).unwrap().logits).collect()
 }
 
-fn forward(dir: &Path, tokens: &[u32]) -> Vec<Vec<f32>> {
+pub(crate) fn forward(dir: &Path, tokens: &[u32]) -> Vec<Vec<f32>> {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let model = checkpoint_model(&checkpoint, Rounding::None).unwrap();
     let hidden = model.forward(&mut State::new(model.config()), tokens).unwrap();

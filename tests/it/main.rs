@@ -3,8 +3,10 @@
 
 mod behaviour;
 mod calibration;
+mod export_dialects;
 mod export_npu;
 mod export_npu_run;
+mod export_prefill;
 mod forward;
 mod four_bits;
 mod known_failures;

@@ -1,5 +1,6 @@
 //! Exports for NPUs: the referee checks their structure, and ONNX Runtime runs them past the window and
-//! to the end of the context, against the float export and graph by graph.
+//! to the end of the context, against the float export and graph by graph. Prefill graphs are run by a
+//! program of our own, a prompt at once against the same prompt token by token.
 
 use std::path::Path;
 
@@ -17,14 +18,44 @@ struct Case {
     check: &'static [&'static str],
 }
 
+const fn case(options: &'static [&'static str], check: &'static [&'static str]) -> Case {
+    Case { options, check }
+}
+
+/// On every source.
 const CASES: [Case; 7] = [
-    Case { options: &[], check: &[] },
-    Case { options: &["--precision", "w16a16"], check: &[] },
-    Case { options: &["--split", "layer"], check: &["--per-graph"] },
-    Case { options: &["--precision", "w16a16", "--split", "layer"], check: &["--per-graph"] },
-    Case { options: &["--sliding-cache", "roll"], check: &[] },
-    Case { options: &["--full-cache", "roll-cache"], check: &[] },
-    Case { options: &["--full-cache", "ring"], check: &[] },
+    case(&[], &[]),
+    case(&["--precision", "w16a16"], &[]),
+    case(&["--split", "layer"], &["--per-graph"]),
+    case(&["--precision", "w16a16", "--split", "layer"], &["--per-graph"]),
+    case(&["--sliding-cache", "roll"], &[]),
+    case(&["--full-cache", "roll-cache"], &[]),
+    case(&["--full-cache", "ring"], &[]),
+];
+
+/// Forms of the same graphs, on the first source.
+const FORMS: [Case; 12] = [
+    case(&["--split", "block4"], &["--per-graph"]),
+    case(&["--sliding-cache", "roll", "--full-cache", "roll-cache"], &[]),
+    case(&["--cache-type", "u16sym"], &[]),
+    case(&["--dialect", "qdq21"], &[]),
+    case(&["--dialect", "qdq21", "--split", "layer", "--precision", "w16a16"], &["--per-graph"]),
+    case(&["--dialect", "qdq21", "--split", "block4", "--cache-type", "u16sym"], &["--per-graph"]),
+    case(&["--dialect", "float18"], &[]),
+    case(&["--dialect", "float18", "--split", "block4", "--full-cache", "ring"], &["--per-graph"]),
+    case(&["--dialect", "float18", "--sliding-cache", "roll", "--full-cache", "roll-cache"], &[]),
+    case(&["--dialect", "aimet"], &[]),
+    case(&["--dialect", "aimet", "--split", "layer", "--cache-type", "s16"], &["--per-graph"]),
+    case(&["--dialect", "aimet", "--precision", "w16a16", "--sliding-cache", "roll"], &[]),
+];
+
+/// Prefill graphs of as many rows as none of the windows has.
+const PREFILL: [&[&str]; 5] = [
+    &["--prefill", "12"],
+    &["--prefill", "12", "--dialect", "qdq21", "--split", "layer", "--cache-type", "u16sym"],
+    &["--prefill", "12", "--sliding-cache", "roll", "--full-cache", "ring"],
+    &["--prefill", "40", "--dialect", "float18", "--split", "block4"],
+    &["--prefill", "12", "--dialect", "aimet", "--full-cache", "roll-cache"],
 ];
 
 pub(super) fn check(dir: &Path, python: &str, binary: &Path) -> Result<()> {
@@ -35,27 +66,42 @@ pub(super) fn check(dir: &Path, python: &str, binary: &Path) -> Result<()> {
         spec.write(&source)?;
         sources.push(source);
     }
-    for source in &sources {
-        let twins = ["whole", "layer"].map(|split| temp.path().join(format!("twin-{split}")));
-        for (twin, split) in twins.iter().zip(["whole", "layer"]) {
-            export(binary, source, twin, &["--precision", "fp32", "--split", split, "--force"])?;
+    let (out, twins) = (temp.path().join("out"), temp.path().join("twins"));
+    for (number, source) in sources.iter().enumerate() {
+        for split in ["whole", "layer", "block4"] {
+            export(binary, source, &twins.join(split), &["--precision", "fp32", "--split", split])?;
         }
-        for Case { options, check } in &CASES {
+        for Case { options, check } in CASES.iter().chain(FORMS.iter().filter(|_| number == 0)) {
             println!("check_npu.py {}: {options:?}", source.display());
-            let out = temp.path().join("out");
-            let calibrated = [*options, &["--calib-tokens", "4000", "--force"]].concat();
-            export(binary, source, &out, &calibrated)?;
-            let twin = &twins[usize::from(options.contains(&"layer"))];
+            export(binary, source, &out, options)?;
+            let split = ["layer", "block4"].into_iter().find(|split| options.contains(split));
             let mut referee = program(python);
-            referee.arg(dir.join("check_npu.py")).arg(&out).arg("--ref-dir").arg(twin);
+            referee.arg(dir.join("check_npu.py")).arg(&out);
+            referee.arg("--ref-dir").arg(twins.join(split.unwrap_or("whole")));
             run(referee.args(["--quiet", "--steps", CONTEXT]).args(*check))?;
         }
+    }
+    for options in PREFILL {
+        println!("onnx_prefill.py {}: {options:?}", sources[0].display());
+        export(binary, &sources[0], &out, options)?;
+        run(program(python).arg(root().join("tests/oracle/onnx_prefill.py")).arg(&out))?;
     }
     Ok(())
 }
 
+/// Writes an export; quantized ones are calibrated on a part of the bundled texts.
 fn export(binary: &Path, source: &Path, out: &Path, options: &[&str]) -> Result<()> {
     let mut export = program(binary);
-    export.arg("export-npu").arg(source).args(["--context", CONTEXT, "--progress", "none", "--quiet"]);
+    export.arg("export-npu").arg(source).args([
+        "--context",
+        CONTEXT,
+        "--progress",
+        "none",
+        "--quiet",
+        "--force",
+    ]);
+    if !options.contains(&"fp32") && !options.contains(&"float18") {
+        export.args(["--calib-tokens", "4000"]);
+    }
     output(export.args(options).arg("--out").arg(out)).map(drop)
 }
