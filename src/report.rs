@@ -1,7 +1,7 @@
 //! What `verify` found out, in one structure, and the forms it is shown in.
 //!
 //! [`Report`] is the source of all of them. It is written as JSON as it stands; everything else goes
-//! through a [`document`] of headings, tables and lines, which text, Markdown and HTML only set in type,
+//! through a [`document`](mod@document) of headings, tables and lines, which text, Markdown and HTML only set in type,
 //! so that they cannot disagree. The document is made from nothing but the report: read back from its
 //! JSON, a report gives the same document, which a test holds it to.
 

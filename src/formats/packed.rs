@@ -19,12 +19,12 @@ pub enum Packed<'a> {
 pub enum Tolerance {
     /// Of a row or group no more than rounding to nearest.
     Rounding,
-    /// Of a row [`SOLVED_EXCESS`] times as much: errors were moved to where inputs are small.
+    /// Of a row eight times as much: errors were moved to where inputs are small.
     Solved,
 }
 
-/// Rows of GPTQ were seen at up to 3 times the error of rounding (twice is common); a scale that is off
-/// by a factor of two leaves 20 times as much.
+/// What the sum of a row's bounds (half a step for every weight) is multiplied by. Rounding leaves a third of
+/// a bound, GPTQ some dB more than that, and a scale that is off by a factor of two 20 bounds.
 const SOLVED_EXCESS: f64 = 8.0;
 
 impl Packed<'_> {
