@@ -110,7 +110,7 @@ fn referees() -> Result<()> {
     oracle::exports(&dir)?;
     if oracle::is_made("full") {
         oracle::checkpoints(&dir)?;
-        oracle::forward(&dir, false)?;
+        oracle::forward(&dir)?;
     } else {
         println!(
             "SKIPPED: the large environment of the checkpoint and forward pass referees is not made (cargo xtask oracle --set full)"

@@ -26,6 +26,8 @@ enum Set {
     Full,
     /// PyTorch computes logits and greedy tokens (the environment of `full`).
     Reference,
+    /// The same on the bundled checkpoint alone.
+    Bundled,
     /// vLLM's CPU build loads artifacts and generates (6.2 GiB, Linux x86-64).
     Vllm,
 }
@@ -54,7 +56,11 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
                 checkpoints(&dir)?;
                 tinygemm(&dir)?;
             }
-            Set::Reference => forward(&dir, true)?,
+            Set::Reference => {
+                forward(&dir)?;
+                bundled(&dir)?;
+            }
+            Set::Bundled => bundled(&dir)?,
             Set::Vllm => {
                 let temp = tempfile::tempdir()?;
                 consumer::vllm(&dir, &python(&dir, "vllm")?, &release_binary()?, &sources(temp.path())?)?;
@@ -213,7 +219,12 @@ pub(super) fn exports(dir: &Path) -> Result<()> {
     export::check(dir, &python(dir, "light")?, &release_binary()?)
 }
 
-/// The forward pass against PyTorch, on the bundled checkpoint as well if asked for.
-pub(super) fn forward(dir: &Path, bundled: bool) -> Result<()> {
-    reference::check(dir, &python(dir, "full")?, bundled)
+/// The forward pass against PyTorch on the referee's own checkpoints.
+pub(super) fn forward(dir: &Path) -> Result<()> {
+    reference::check(dir, &python(dir, "full")?)
+}
+
+/// The same on the bundled checkpoint.
+fn bundled(dir: &Path) -> Result<()> {
+    reference::check_bundled(dir, &python(dir, "full")?)
 }
