@@ -192,7 +192,14 @@ impl Model<'_> {
         let mut b = Buffers::new(self, n);
         b.h.copy_from_slice(rows);
         let angles = self.angles(self.config().layer_types[layer], position..position + n);
-        self.layer(layer, &mut state.layers[layer], position, angles.as_ref(), &mut b, &mut |_: LayerEdge, _: &[f32]| {});
+        self.layer(
+            layer,
+            &mut state.layers[layer],
+            position,
+            angles.as_ref(),
+            &mut b,
+            &mut |_: LayerEdge, _: &[f32]| {},
+        );
         rows.copy_from_slice(&b.h);
     }
 

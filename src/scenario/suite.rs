@@ -25,9 +25,6 @@ const EXTENSIONS: [&str; 3] = ["txt", "md", "jsonl"];
 /// When there is no such directory, nothing to read in it, or something that is not what its name says.
 pub fn read_suite(path: &Path) -> Result<Vec<Scenario>> {
     let error = || InputError::file(path.display());
-    if path.as_os_str().is_empty() {
-        return Err(InputError::file("--suite").found("is empty; is a variable not set?").into());
-    }
     if !path.is_dir() {
         let found = if path.exists() { "a file" } else { "no such directory" };
         return Err(error().expected("a directory of .txt, .md and .jsonl files").found(found).into());
@@ -117,11 +114,9 @@ fn chat(json: &Value, error: &dyn Fn() -> InputError) -> Result<ChatPrompt> {
         messages.pop();
     }
     match messages.is_empty() {
-        true => Err(error()
-            .subject("messages")
-            .expected("a message that is to be answered")
-            .found("none")
-            .into()),
+        true => {
+            Err(error().subject("messages").expected("a message that is to be answered").found("none").into())
+        }
         false => Ok(ChatPrompt { messages, tools, enable_thinking, expected }),
     }
 }

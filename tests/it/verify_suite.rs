@@ -50,7 +50,6 @@ fn the_users_own_prompts_take_the_place_of_the_bundled() {
         (["--suite", "prompts", "--scenario", "code"], 2, "chats, letter"),
         (["--suite", "prompts", "--scenario", "none"], 2, "no effect"),
         (["--suite", "nowhere", "--scenario", "x"], 3, "nowhere"),
-        (["--suite", "", "--scenario", "x"], 3, "variable"),
     ] {
         let refused = verify(&model, &args).expect(code);
         assert!(refused.error().contains(word), "{}", refused.error());
