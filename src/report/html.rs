@@ -25,7 +25,7 @@ ul{list-style:none;padding:0;margin:.5rem 0}li{overflow-wrap:anywhere}
 figure{margin:1rem 0;padding:.75rem;background:var(--card);border:1px solid var(--line);border-radius:6px;max-width:42rem}
 figcaption{color:var(--dim);font-size:.9rem;margin-bottom:.5rem}
 svg{width:100%;height:auto;display:block}
-svg .t{font:11px system-ui,sans-serif;fill:var(--fg)}svg .m{text-anchor:middle}svg .e{text-anchor:end}
+svg .t{font:12px system-ui,sans-serif;fill:var(--fg)}svg .m{text-anchor:middle}svg .e{text-anchor:end}
 svg .g{stroke:var(--line)}svg .stem{stroke:var(--dim);stroke-opacity:.4}svg .dash{stroke:var(--dim);stroke-dasharray:3 3}
 svg .s0{fill:var(--a);stroke:var(--a)}svg .s1{fill:var(--b);stroke:var(--b)}svg .bar{stroke:none}svg .s0.bar{fill-opacity:.75}
 svg .hollow{fill:var(--card)}svg .track{fill:var(--line);stroke:none}

@@ -5,12 +5,16 @@ use super::figures;
 use super::junit::gate_text;
 use super::{Contestant, Report, SizesOnDisk, Verdict};
 use crate::actions::{Call, Recovery};
+use crate::error::one_line;
 use crate::metrics::{Greedy, Mean, Summary, TIE_NATS};
 use crate::table::{bytes, decibels};
 use crate::verify::{ActionReport, ActionTally, Behaviour, Layers, PromptReport, Said, layer_kind};
 
 /// Modules and prompts that a terminal is shown.
 const WORST: usize = 10;
+
+/// Characters of a call that are shown; the JSON has all of it.
+const LONGEST_CALL: usize = 48;
 
 /// The document of a report.
 pub fn document(report: &Report) -> Document {
@@ -118,30 +122,41 @@ fn artifact(document: &mut Document, verdict: &Verdict) {
     let word = if verdict.passed { "passed" } else { "failed" };
     lines.push(Line { passed: verdict.passed, text: word.to_owned() });
     document.push(Content::Lines(lines));
+    other_modules(document, verdict);
 }
 
 fn modules(document: &mut Document, verdict: &Verdict) {
-    if verdict.modules.is_empty() {
+    let rows = by_weight_snr(verdict);
+    if rows.is_empty() {
         return;
     }
-    let mut worst: Vec<_> = verdict.modules.iter().collect();
-    worst.sort_by(|a, b| a.snr_db.unwrap_or(f64::INFINITY).total_cmp(&b.snr_db.unwrap_or(f64::INFINITY)));
-    let rows: Vec<Row> = worst.iter().map(|m| Row::new(vec![m.module.clone(), decibels(m.snr_db)])).collect();
     let shown = WORST.min(rows.len());
     let caption = format!("weight SNR, lowest {shown} of {} modules", rows.len());
     document.push(Content::Heading { level: 3, text: caption });
     document.push(Content::Table(Table { rows: rows[..shown].to_vec(), ..Table::default() }));
-    if rows.len() > shown {
-        document.detail(Content::Table(Table {
-            caption: "The other modules".to_owned(),
-            header: vec!["module".to_owned(), "weight SNR".to_owned()],
-            rows: rows[shown..].to_vec(),
-        }));
-    }
     let zero_rows: usize = verdict.modules.iter().map(|m| m.zero_rows).sum();
     if zero_rows > 0 {
         document.push(Content::Paragraph(format!("{zero_rows} rows are all zero in the source")));
     }
+}
+
+/// What is left of the modules, at the end of an artifact's part.
+fn other_modules(document: &mut Document, verdict: &Verdict) {
+    let rows = by_weight_snr(verdict);
+    if rows.len() > WORST {
+        document.detail(Content::Table(Table {
+            caption: "The other modules".to_owned(),
+            header: vec!["module".to_owned(), "weight SNR".to_owned()],
+            rows: rows[WORST..].to_vec(),
+        }));
+    }
+}
+
+/// The modules, the worst first.
+fn by_weight_snr(verdict: &Verdict) -> Vec<Row> {
+    let mut worst: Vec<_> = verdict.modules.iter().collect();
+    worst.sort_by(|a, b| a.snr_db.unwrap_or(f64::INFINITY).total_cmp(&b.snr_db.unwrap_or(f64::INFINITY)));
+    worst.iter().map(|m| Row::new(vec![m.module.clone(), decibels(m.snr_db)])).collect()
 }
 
 fn says(document: &mut Document, behaviour: &Behaviour) {
@@ -326,7 +341,13 @@ fn action_row(prompt: &str, action: &ActionReport) -> Row {
 fn wants(said: &Said) -> String {
     match said.reading.calls.as_slice() {
         [] => "nothing".to_owned(),
-        calls => crate::error::one_line(&calls.iter().map(Call::to_string).collect::<Vec<_>>().join("; ")),
+        calls => {
+            let calls = one_line(&calls.iter().map(Call::to_string).collect::<Vec<_>>().join("; "));
+            match calls.char_indices().nth(LONGEST_CALL) {
+                Some((at, _)) => format!("{}…", &calls[..at]),
+                None => calls,
+            }
+        }
     }
 }
 

@@ -162,7 +162,7 @@ fn draw_spread(spread: &Spread) -> String {
         }
     }
     let step = (WIDTH - LEFT - RIGHT) / as_number(bins);
-    for (series, shares) in spread.shares.iter().enumerate().rev() {
+    for (series, shares) in spread.shares.iter().enumerate() {
         for (i, share) in shares.iter().enumerate().filter(|(_, share)| **share > 0.0) {
             let at = y.at(share.sqrt());
             // The floor is a narrow bar in front.
@@ -183,7 +183,9 @@ fn draw_spread(spread: &Spread) -> String {
         let bin = spread.edges.partition_point(|edge| edge <= value);
         let x = LEFT + (as_number(bin) + 0.5) * step;
         line(&mut out, [x, TOP, x, HEIGHT - BOTTOM], "dash");
-        text(&mut out, x.min(WIDTH - 40.0), TOP + 10.0, "t m", name);
+        // On the side that has room for it.
+        let (at, class) = if x > WIDTH / 2.0 { (x - 4.0, "t e") } else { (x + 4.0, "t") };
+        text(&mut out, at, TOP + 10.0, class, name);
     }
     text(&mut out, WIDTH / 2.0, HEIGHT - 4.0, "t m", &spread.axis);
     out

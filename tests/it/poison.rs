@@ -19,7 +19,8 @@ const SCHEMES: [(&str, &[&str], &str); 4] = [
 
 fn artifact(scheme: &str, more: &[&str]) -> Model {
     let model = Model::tiny();
-    model.quantize_to(scheme, more).expect(0);
+    let group_size: &[&str] = if scheme == "w8a8" { &[] } else { &["--group-size", "32"] };
+    model.quantize_to(scheme, &[more, group_size].concat()).expect(0);
     model
 }
 
