@@ -340,6 +340,9 @@ impl<'a> Report<'a> {
         if let Some(agents) = self.recommended().and_then(|c| c.agents) {
             text += &format!("  agents    {agents}\n");
         }
+        if self.choice.build.format().is_some() {
+            text += "  closer    the same with --method gptq: as many bytes, nearer outputs, and calibration texts run first\n";
+        }
         text.push('\n');
         text += &self.table();
         text += "fidelity: verify on the checkpoint that comes with the project, of 8.4 M parameters; read the order, not \
