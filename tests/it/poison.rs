@@ -19,8 +19,7 @@ const SCHEMES: [(&str, &[&str], &str); 4] = [
 
 fn artifact(scheme: &str, more: &[&str]) -> Model {
     let model = Model::tiny();
-    let group_size: &[&str] = if scheme == "w8a8" { &[] } else { &["--group-size", "32"] };
-    model.quantize_to(scheme, &[more, group_size].concat()).expect(0);
+    model.quantize_to(scheme, more).expect(0);
     model
 }
 
