@@ -78,7 +78,19 @@ fn unescaped(html: &str) -> String {
 fn the_page_needs_nothing_else() {
     let model = two();
     let root = model.root.path();
-    let more = ["--scenario", "code", "--min-greedy", "0", "--max-kld", "10", "--report", "rep", "-q"];
+    let more = [
+        "--scenario",
+        "code",
+        "--min-greedy",
+        "0",
+        "--max-kld",
+        "10",
+        "--min-snr-db",
+        "0",
+        "--report",
+        "rep",
+        "-q",
+    ];
     run(root, VERIFY.iter().chain(&more)).expect(0);
     let page = fs::read_to_string(root.join("rep/report.html")).unwrap();
     for word in ["http", "src=", "<script", "<link", "url(", "@import"] {
