@@ -117,9 +117,20 @@ pub(super) fn oldest_compiler() -> Result<()> {
         );
         return Ok(());
     };
-    let mut check = program("rustup");
-    // The variables of this run's own toolchain would win.
-    check.env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+    let rustup = |args: &[&str]| {
+        let mut rustup = program("rustup");
+        // The variables of this run's own toolchain would win.
+        rustup.env_remove("RUSTC").env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
+        rustup.args(args);
+        rustup
+    };
+    // One that was left half way is listed as well.
+    let works = rustup(&["run", toolchain, "rustc", "--version"]).output();
+    if !works.is_ok_and(|o| o.status.success()) {
+        println!("SKIPPED: rustup lists {toolchain}, but its compiler does not start");
+        return Ok(());
+    }
+    let mut check = rustup(&[]);
     check.args([
         "run",
         toolchain,
