@@ -158,6 +158,8 @@ fn gates_decide_and_those_without_effect_are_usage_errors() {
     assert!(error(&["--min-graph-snr-db", "30"]).contains("no export is split"));
     assert!(error(&["--min-kv-snr-db", "30", "--scenario", "none"]).contains("no effect"));
     assert!(error(&["--min-step-snr-db", "NaN"]).contains("--min-step-snr-db"));
+    let aimet = exported(&["--dialect", "aimet"]);
+    assert!(verify(&aimet, "out", &[]).expect(2).error().contains("aimet"));
     let quantized = Model::tiny();
     quantized.quantize(&[]).expect(0);
     let error = quantized.verify_scenario("long", &["--min-kv-snr-db", "20"]).expect(2);

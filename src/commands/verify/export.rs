@@ -38,6 +38,13 @@ pub(super) fn check_gates(flags: &[Bar], manifests: &[Option<Manifest>], contest
         return Ok(());
     }
     let exports = || manifests.iter().flatten().filter(|m| is_export(m));
+    // Its graph is a float graph that says it is one of codes elsewhere.
+    if exports().any(|m| m.options.get("dialect").is_some_and(|dialect| dialect == "aimet")) {
+        return Err(Failure::usage(
+            "an export of dialect aimet: verify does not judge encodings beside a graph; --dialect float18 \
+             writes the same graph, and the qdq dialects the same encodings, in a form that it judges",
+        ));
+    }
     let others = contestants || manifests.iter().flatten().any(|m| !is_export(m));
     let whole = |m: &Manifest| m.options.get("split").is_some_and(|split| split == "whole");
     for metric in flags.iter().map(|bar| bar.metric) {
