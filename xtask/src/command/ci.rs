@@ -107,7 +107,7 @@ fn referees() -> Result<()> {
     };
     oracle::grids(&dir)?;
     oracle::interpreter(&dir)?;
-    oracle::exports(&dir)?;
+    oracle::exports(&dir, false)?;
     if oracle::is_made("full") {
         oracle::checkpoints(&dir)?;
         oracle::forward(&dir)?;

@@ -50,7 +50,7 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
             Set::Light => {
                 grids(&dir)?;
                 interpreter(&dir)?;
-                exports(&dir)?;
+                exports(&dir, true)?;
             }
             Set::Full => {
                 checkpoints(&dir)?;
@@ -215,8 +215,8 @@ fn tinygemm(dir: &Path) -> Result<()> {
 }
 
 /// ONNX Runtime runs exports to the end of their context.
-pub(super) fn exports(dir: &Path) -> Result<()> {
-    export::check(dir, &python(dir, "light")?, &release_binary()?)
+pub(super) fn exports(dir: &Path, all: bool) -> Result<()> {
+    export::check(dir, &python(dir, "light")?, &release_binary()?, all)
 }
 
 /// The forward pass against PyTorch on the referee's own checkpoints.
