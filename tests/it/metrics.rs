@@ -5,10 +5,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use spark_convert::metrics::{Comparison, Greedy, Position};
-use spark_convert::opened::{Opened, tokenizer};
-use spark_convert::runtime::State;
-
-use crate::runs::run;
 
 fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/goldens/metrics")
@@ -63,36 +59,4 @@ fn every_figure_is_numpys() {
         compared += 1;
     }
     assert!(compared > 0);
-}
-
-/// Writes logits of the bundled checkpoint and of its w4a8 artifact, for the script that makes goldens:
-/// `python tests/oracle/metrics_goldens.py --make fixtures/goldens/metrics` says what they come to.
-#[test]
-#[ignore = "makes goldens"]
-fn dump_logits() {
-    /// Positions: of a text, then of its continuation.
-    const PROMPT: usize = 12;
-    const NEW: usize = 4;
-    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/spark-tiny");
-    let root = tempfile::tempdir().unwrap();
-    let args = ["quantize", bundled.to_str().unwrap(), "--scheme", "w4a8", "--out", "out"];
-    run(root.path(), args).expect(0);
-    let open = |path: &Path| Opened::open(path).unwrap();
-    let (source, artifact) = (open(&bundled), open(&root.path().join("out")));
-    let (reference, other) = (source.model().unwrap(), artifact.model().unwrap());
-    let tokenizer = tokenizer(source.dir(), source.config()).unwrap();
-    let text = fs::read_to_string(bundled.join("../heldout/english.txt")).unwrap();
-    let mut tokens = tokenizer.encode(&text).unwrap();
-    tokens.truncate(PROMPT);
-    let next: Vec<u32> = tokens[1..].to_vec();
-    let continuation = reference.greedy(&mut State::new(source.config()), &tokens, NEW, |_| false).unwrap();
-    tokens.extend(&continuation[..NEW - 1]);
-    let mut bytes = Vec::new();
-    for model in [&reference, &other] {
-        let hidden = model.forward(&mut State::new(model.config()), &tokens).unwrap();
-        bytes.extend(model.logits(&hidden).iter().flat_map(|x| x.to_le_bytes()));
-    }
-    fs::write(goldens().join("trained.bin"), bytes).unwrap();
-    let golden = json!({"vocab": source.config().vocab_size, "prompt_tokens": PROMPT, "next": next});
-    fs::write(goldens().join("trained.json"), golden.to_string()).unwrap();
 }

@@ -6,8 +6,8 @@
 
 `--make` makes logits of two models up (`synthetic.bin`) and writes what they come to (`synthetic.json`).
 `--check` recomputes every `NAME.json` of a directory from the `NAME.bin` beside it, and compares. The
-logits of `trained` are those of the bundled checkpoint and of its w4a8 artifact; `cargo test --test it
-dump_logits -- --ignored` writes them, and this script, with `--make`, what they come to.
+logits of `trained` are those of the bundled checkpoint and of its w4a8 artifact; `cargo xtask
+goldens` writes them, and this script, with `--make`, what they come to.
 
 `NAME.bin` is little-endian f32, `[2, positions, vocab]`: the reference, then the other. `NAME.json` says
 what the text goes on with after each position of the prompt, and where the prompt ends.

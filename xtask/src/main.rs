@@ -30,6 +30,8 @@ enum Task {
     Fixtures(Box<command::fixtures::Args>),
     /// Put damaged files before everything that reads them.
     Fuzz(command::fuzz::Args),
+    /// Write logits that the figures of verify are compared on with NumPy's.
+    Goldens(command::goldens::Args),
     /// Run the independent referees.
     Oracle(command::oracle::Args),
     /// Measure the main job on a checkpoint of the real size.
@@ -47,6 +49,7 @@ fn main() -> Result<()> {
         Task::Faults(args) => command::faults::run(&args),
         Task::Fixtures(args) => command::fixtures::run(&args),
         Task::Fuzz(args) => command::fuzz::run(&args),
+        Task::Goldens(args) => command::goldens::run(&args),
         Task::Oracle(args) => command::oracle::run_sets(&args),
         Task::Bench(args) => command::bench::run(&args),
         Task::BareIo(args) => command::bench::bare_io(&args),
