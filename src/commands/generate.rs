@@ -115,7 +115,7 @@ fn generate(
     }
     let text = out.finish()?;
     if args.json {
-        print_json(&json!({"tokens": tokens, "text": text}))?;
+        print_json(&json!({"prompt_tokens": prompt, "tokens": tokens, "text": text}))?;
     }
     Ok(())
 }

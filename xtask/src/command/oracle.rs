@@ -4,6 +4,7 @@
 //! environment once.
 
 mod consumer;
+mod engines;
 mod export;
 mod levels;
 mod nodes;
@@ -28,6 +29,10 @@ enum Set {
     Reference,
     /// The same on the bundled checkpoint alone.
     Bundled,
+    /// Every combination of dialect, split and caches of an export, in ONNX Runtime (`light`'s environment).
+    Combinations,
+    /// ONNX Runtime, OpenVINO and MNN run one export of every dialect (450 MiB of packages).
+    Engines,
     /// vLLM's CPU build loads artifacts and generates (6.2 GiB, Linux x86-64).
     Vllm,
 }
@@ -61,6 +66,8 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
                 bundled(&dir)?;
             }
             Set::Bundled => bundled(&dir)?,
+            Set::Combinations => engines::combinations(&dir, &python(&dir, "light")?, &release_binary()?)?,
+            Set::Engines => engines::check(&release_binary()?)?,
             Set::Vllm => {
                 let temp = tempfile::tempdir()?;
                 consumer::vllm(&dir, &python(&dir, "vllm")?, &release_binary()?, &sources(temp.path())?)?;
