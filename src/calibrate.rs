@@ -9,6 +9,7 @@
 //! A sequence is folded into running ranges when it is done: memory does not depend on the amount of
 //! text, but for four bytes a token.
 
+mod importance;
 mod range;
 mod sites;
 mod texts;
@@ -18,6 +19,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+pub use importance::Importance;
 pub use range::Range;
 pub use sites::{LayerSite, Site};
 pub use texts::{MIN_TEXT_TOKENS, Text, TextEncoder, bundled, read};

@@ -214,6 +214,10 @@ pub struct QuantizeArgs {
     /// Take at most so many tokens, of texts spread evenly over the list (gptq) [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub calib_tokens: Option<u32>,
+    /// Importance matrix of llama-imatrix, made from this model's GGUF: weights whose inputs are large count
+    /// more when a group's scale is searched (4 bits)
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
     /// What becomes of the output head [default: bf16 with w8a8, 4bit with w4a8 and w4a16]
     #[arg(long, value_enum)]
     pub head: Option<HeadArg>,

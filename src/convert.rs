@@ -17,18 +17,17 @@ use crate::artifact::{
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, MANIFEST_FILE, Shard};
 use crate::error::{InputError, Result};
 use crate::formats::{Format, kept_modules};
+use crate::guidance::Guidance;
 use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, PlannedShard, Step};
 use crate::progress::Progress;
 use crate::quant::ErrorSums;
-use crate::solve::Solution;
 use crate::tensor::{NonFinite, TensorView};
 
 /// Source bytes of a block. Large enough to share among threads, small enough to stay in their caches.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// Writes the artifact of `plan` into `staging`, the manifest last, and returns the manifest. With a
-/// `solution`, codes are those of it.
+/// Writes the artifact of `plan` into `staging`, the manifest last, and returns the manifest.
 ///
 /// # Errors
 /// A weight that is NaN or infinite, a source that changed meanwhile, a failed write, an interrupt.
@@ -36,12 +35,12 @@ pub fn convert(
     checkpoint: &Checkpoint,
     format: &dyn Format,
     plan: &Plan,
-    solution: Option<&Solution>,
+    guidance: &Guidance,
     staging: &Staging,
     progress: &dyn Progress,
     interrupt: &Interrupt,
 ) -> Result<Manifest> {
-    let writing = Writing { checkpoint, format, solution, staging, progress, interrupt };
+    let writing = Writing { checkpoint, format, guidance, staging, progress, interrupt };
     let mut source_files = BTreeMap::new();
     let mut files = BTreeMap::new();
     let mut tensors = Vec::new();
@@ -50,7 +49,7 @@ pub fn convert(
         let mut source_hash = SourceHash::new(shard);
         if let Some(planned) = plan.shards.iter().find(|p| p.file_name == shard.file_name) {
             let (written, snrs) = writing.shard(planned, &mut source_hash)?;
-            tensors.extend(records(format, planned, &written, &snrs, solution));
+            tensors.extend(records(format, planned, &written, &snrs, guidance));
             files.insert(
                 planned.file_name.clone(),
                 FileRecord { bytes: written.bytes, sha256: written.sha256 },
@@ -86,11 +85,8 @@ pub fn convert(
         options: format.options(),
         source: Source { files: source_files },
         sizes: plan.sizes.into(),
-        calibration_sha256: solution.map(|s| s.tokens_sha256.clone()),
-        notes: notes(checkpoint, plan)
-            .into_iter()
-            .chain(solution.into_iter().flat_map(Solution::notes))
-            .collect(),
+        calibration_sha256: guidance.sha256(),
+        notes: notes(checkpoint, plan).into_iter().chain(guidance.notes()).collect(),
         files,
         tensors,
     };
@@ -157,7 +153,7 @@ fn index(plan: &Plan) -> Vec<u8> {
 struct Writing<'a> {
     checkpoint: &'a Checkpoint,
     format: &'a dyn Format,
-    solution: Option<&'a Solution>,
+    guidance: &'a Guidance,
     staging: &'a Staging,
     progress: &'a dyn Progress,
     interrupt: &'a Interrupt,
@@ -170,7 +166,7 @@ impl Writing<'_> {
         planned: &PlannedShard,
         source_hash: &mut SourceHash<'_>,
     ) -> Result<(WrittenShard, Vec<ErrorSums>)> {
-        let Self { checkpoint, format, solution, staging, progress, interrupt } = *self;
+        let Self { checkpoint, format, guidance, staging, progress, interrupt } = *self;
         let outputs: Vec<_> = planned.steps.iter().flat_map(|s| s.outputs.iter().cloned()).collect();
         let file = staging.create(&planned.file_name)?;
         let mut pipe = Pipe {
@@ -204,8 +200,7 @@ impl Writing<'_> {
                     }
                 }
                 Some(codec) => {
-                    let solved = solution.and_then(|solution| solution.module(step.module_name()));
-                    let mut encoder = codec.encoder(source, step.rows.clone(), solved);
+                    let mut encoder = codec.encoder(source, step.rows.clone(), guidance.choice(step));
                     for rows in blocks {
                         interrupt.check()?;
                         let bytes = source.row_range(rows.clone()).len();
@@ -316,13 +311,12 @@ fn records(
     planned: &PlannedShard,
     written: &WrittenShard,
     sums: &[ErrorSums],
-    solution: Option<&Solution>,
+    guidance: &Guidance,
 ) -> Vec<TensorRecord> {
     let mut hashes = written.tensors.iter();
     let mut records = Vec::new();
     for (step, sums) in planned.steps.iter().zip(sums) {
         let Step { source, action, module, outputs, .. } = step;
-        let solved = solution.and_then(|solution| solution.modules.get(step.module_name()));
         let codec = format.codec(*module).filter(|_| *action == Action::Quantize);
         for (i, output) in outputs.iter().enumerate() {
             records.push(TensorRecord {
@@ -335,7 +329,7 @@ fn records(
                 bytes: output.len_bytes(),
                 sha256: hashes.next().cloned().unwrap_or_default(),
                 snr_db: sums.snr_db().filter(|_| codec.is_some() && i == 0).map(rounded),
-                output_snr_db: solved.and_then(|s| s.output_snr_db).filter(|_| codec.is_some() && i == 0),
+                output_snr_db: guidance.output_snr_db(step).filter(|_| codec.is_some() && i == 0),
             });
         }
     }

@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 pub use int4::{Int4, Signs};
 pub use int8::{Activations, Int8, Int8Matrix};
 pub use packed::{Packed, Tolerance};
-pub use solved::{Inputs, SolvedRows};
+pub use solved::{Choice, Inputs, SolvedRows};
 pub use w4a8::{Packing, QkvTensors, W4a8};
 pub use w4a16::{Layout, W4a16};
 pub use w8a8::W8a8;
@@ -163,13 +163,12 @@ pub trait Codec: Send + Sync {
     /// The tensors that stand for a module of `[out, in]` weights, in file order.
     fn outputs(&self, module: &str, shape: [usize; 2]) -> Vec<OutputTensor>;
 
-    /// Starts to encode some rows of a source tensor as a module. With `solved`, what
-    /// [`Codec::solve`] made of all these rows, in place of codes of its own choice.
+    /// Starts to encode some rows of a source tensor as a module.
     fn encoder<'a>(
         &'a self,
         source: TensorView<'a>,
         rows: Range<usize>,
-        solved: Option<&'a [u8]>,
+        choice: Choice<'a>,
     ) -> Box<dyn Encoder + 'a>;
 
     /// Chooses grids and codes of rows of weights `[n, in]` for the inputs that `solver` has seen.
@@ -177,6 +176,9 @@ pub trait Codec: Send + Sync {
 
     /// Bytes of a row of [`SolvedRows::bytes`].
     fn solved_row_bytes(&self, in_features: usize) -> usize;
+
+    /// Whether [`Choice::Weighted`] makes a difference.
+    fn takes_importance(&self) -> bool;
 
     /// Anonymous bytes that an encoder of this shape holds beyond a block of rows.
     fn encoder_bytes(&self, shape: [usize; 2]) -> u64;

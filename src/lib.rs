@@ -18,6 +18,7 @@ pub mod formats;
 pub mod gates;
 pub mod ggml;
 pub mod gguf;
+pub mod guidance;
 pub mod interpreter;
 pub mod interrupt;
 pub mod logging;

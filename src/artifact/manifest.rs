@@ -119,7 +119,7 @@ pub struct Manifest {
     pub source: Source,
     /// Bytes and bits.
     pub sizes: ManifestSizes,
-    /// Hash of the calibration tokens, where there was a calibration.
+    /// Hash of the calibration tokens or of the importance matrix, where there was one.
     pub calibration_sha256: Option<Sha256Hex>,
     /// What was assumed, passed over, clipped or fell back, and why.
     pub notes: Vec<String>,

@@ -6,17 +6,19 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{calibration, model_arg, on_threads, print, print_json, scheme, table};
-use crate::artifact::{Manifest, Staging, check_space, refuse_overlap};
-use crate::calibrate::Sequences;
+use crate::artifact::{Manifest, Sha256Hex, Staging, check_space, refuse_overlap};
+use crate::calibrate::{Importance, Sequences};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::QuantizeArgs;
 use crate::convert::{convert, notes, peak_memory_bytes};
 use crate::error::{Exit, Failure, Result};
 use crate::formats::Format;
+use crate::guidance::Guidance;
 use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, Step};
 use crate::quant::Method;
-use crate::solve::{self, Solution};
+use crate::solve;
+use crate::spark::Module;
 use crate::{progress, verify};
 
 /// What was asked for, worked out: everything that a run needs to know.
@@ -26,6 +28,7 @@ struct Request {
     plan: Plan,
     /// What to calibrate with, where the method does.
     sequences: Option<Sequences>,
+    importance: Option<Importance>,
     out: PathBuf,
     force: bool,
 }
@@ -34,7 +37,14 @@ impl Request {
     /// What the user should know before anything is run.
     fn notes(&self) -> Vec<String> {
         let calibration = self.sequences.iter().flat_map(|s| s.notes.iter().cloned());
-        notes(&self.checkpoint, &self.plan).into_iter().chain(calibration).collect()
+        let importance = self.importance.iter().flat_map(|i| i.notes.iter().cloned());
+        notes(&self.checkpoint, &self.plan).into_iter().chain(calibration).chain(importance).collect()
+    }
+
+    /// Hash of what the codes are chosen by beyond the weights.
+    fn calibration_sha256(&self) -> Option<Sha256Hex> {
+        let tokens = self.sequences.as_ref().map(Sequences::sha256);
+        tokens.or_else(|| self.importance.as_ref().map(|importance| importance.sha256.clone()))
     }
 
     /// Anonymous memory at most.
@@ -96,8 +106,9 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     let checkpoint = Checkpoint::open(&model)?;
     let format = scheme::format(args)?;
     let plan = Plan::new(&checkpoint, format.as_ref())?;
+    let imatrix = if args.imatrix.is_some() { "-imatrix" } else { "" };
     let default_name =
-        || format!("{}-{}{}", checkpoint.dir.model_name(), format.scheme(), format.name_suffix());
+        || format!("{}-{}{}{imatrix}", checkpoint.dir.model_name(), format.scheme(), format.name_suffix());
     let out = args.out.clone().unwrap_or_else(|| Path::new("artifacts").join(default_name()));
     if out.as_os_str().is_empty() {
         return Err(Failure::usage("--out is empty; is a variable not set?"));
@@ -112,7 +123,28 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
         }
         Method::RoundToNearest | Method::Search => None,
     };
-    Ok(Request { checkpoint, format, plan, sequences, out, force: args.force })
+    let importance = args.imatrix.as_deref().map(|path| importance(path, &checkpoint, format.as_ref()));
+    let importance = importance.transpose()?;
+    Ok(Request { checkpoint, format, plan, sequences, importance, out, force: args.force })
+}
+
+/// The importance matrix, and what the format cannot do with it.
+fn importance(path: &Path, checkpoint: &Checkpoint, format: &dyn Format) -> Result<Importance> {
+    let mut importance = Importance::read(path, &checkpoint.config)?;
+    match format.codec(Module::LmHead) {
+        Some(codec) if !codec.takes_importance() => {
+            importance
+                .notes
+                .push("lm_head: 8 bits have a scale per row, so importance has no effect".to_owned());
+        }
+        Some(_) if !importance.has_head() => importance.notes.push(
+            "lm_head: the importance matrix says nothing of it, so all of its columns count alike \
+             (llama-imatrix --process-output measures it)"
+                .to_owned(),
+        ),
+        _ => {}
+    }
+    Ok(importance)
 }
 
 /// Makes the artifact, unless it is there already.
@@ -121,7 +153,7 @@ fn produce(
     style: progress::Style,
     interrupt: &Interrupt,
 ) -> Result<(Manifest, &'static str)> {
-    let Request { checkpoint, format, plan, sequences, out, force } = request;
+    let Request { checkpoint, format, plan, sequences, importance, out, force } = request;
     let occupied = occupied(out)?;
     if occupied && !force {
         return match up_to_date(request)? {
@@ -137,9 +169,10 @@ fn produce(
     }
     check_space(out, request.disk_bytes())?;
     let staging = Staging::begin(out)?;
-    let solution = match sequences {
-        None => None,
-        Some(sequences) => {
+    let guidance = match (sequences, importance) {
+        (None, None) => Guidance::Weights,
+        (None, Some(importance)) => Guidance::Importance(importance.clone()),
+        (Some(sequences), _) => {
             let work = solve::work(&checkpoint.config, sequences);
             let progress = progress::new_in_tokens(style, "calibrate", work);
             let solution = solve::solve(
@@ -152,17 +185,18 @@ fn produce(
                 interrupt,
             )?;
             progress.finish();
-            Some(solution)
+            Guidance::Solution(solution)
         }
     };
     let progress = progress::new(style, "quantize", work(plan, checkpoint));
-    let solved = solution.as_ref();
     let manifest =
-        convert(checkpoint, format.as_ref(), plan, solved, &staging, progress.as_ref(), interrupt)?;
+        convert(checkpoint, format.as_ref(), plan, &guidance, &staging, progress.as_ref(), interrupt)?;
     progress.finish();
     interrupt.check()?;
     staging.publish(*force)?;
-    solution.map_or(Ok(()), Solution::remove)?;
+    if let Guidance::Solution(solution) = guidance {
+        solution.remove()?;
+    }
     Ok((manifest, "written"))
 }
 
@@ -216,8 +250,8 @@ fn up_to_date(request: &Request) -> Result<Result<Manifest, String>> {
         let options = serde_json::Value::Object(manifest.options);
         return Ok(Err(format!("it is {} with {options}", manifest.scheme)));
     }
-    if manifest.calibration_sha256 != request.sequences.as_ref().map(Sequences::sha256) {
-        return Ok(Err("it was calibrated with other texts".to_owned()));
+    if manifest.calibration_sha256 != request.calibration_sha256() {
+        return Ok(Err("it was calibrated with other texts, or another importance matrix".to_owned()));
     }
     if manifest.sizes != plan.sizes.into()
         || verify::check_source(checkpoint, &manifest.source.files).is_err()

@@ -19,6 +19,14 @@ pub(crate) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
         refuse(args.calib.is_some(), "--calib: goes with --method gptq")?;
         refuse(args.calib_tokens.is_some(), "--calib-tokens: goes with --method gptq")?;
     }
+    if args.imatrix.is_some() {
+        refuse(method == Method::RoundToNearest, "--imatrix: --method rtn searches nothing")?;
+        refuse(method == Method::Gptq, "--imatrix: --method gptq measures the inputs itself, with --calib")?;
+        refuse(
+            matches!(args.scheme, SchemeArg::W8a8),
+            "--imatrix: has no effect with w8a8, whose scales are of whole rows",
+        )?;
+    }
     Ok(match args.scheme {
         SchemeArg::W8a8 => Box::new(w8a8(args, method)?),
         SchemeArg::W4a8 => Box::new(w4a8(args, method)?),

@@ -21,7 +21,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::read::Reader;
-use super::{Codec, Encoder, Fit, Inputs, OutputTensor, Packed, Problem, SolvedRows};
+use super::{Choice, Codec, Encoder, Fit, Inputs, OutputTensor, Packed, Problem, SolvedRows};
 use crate::checkpoint::TensorFiles;
 use crate::pack::{self, CodeLayout, GroupGrids, Int4Matrix, PackedCodes};
 use crate::quant::int4::{affine, symmetric, zero_point};
@@ -165,7 +165,7 @@ impl Codec for Int4 {
         &'a self,
         source: TensorView<'a>,
         rows: Range<usize>,
-        solved: Option<&'a [u8]>,
+        choice: Choice<'a>,
     ) -> Box<dyn Encoder + 'a> {
         let shape = [rows.len(), source.row_len()];
         let grids = Vec::with_capacity(rows.len() * self.groups(source.row_len()));
@@ -174,7 +174,7 @@ impl Codec for Int4 {
             source,
             shape,
             first: rows.start,
-            solved,
+            choice,
             grids,
             strips: Vec::new(),
             tensor: 0,
@@ -188,6 +188,10 @@ impl Codec for Int4 {
 
     fn solved_row_bytes(&self, in_features: usize) -> usize {
         in_features / 2 + 4 * self.groups(in_features)
+    }
+
+    fn takes_importance(&self) -> bool {
+        self.method != Method::RoundToNearest
     }
 
     fn encoder_bytes(&self, [n, k]: [usize; 2]) -> u64 {
@@ -363,8 +367,7 @@ struct Int4Encoder<'a> {
     shape: [usize; 2],
     /// The first row of the module in the source.
     first: usize,
-    /// Grids and codes that were chosen beforehand.
-    solved: Option<&'a [u8]>,
+    choice: Choice<'a>,
     /// `[out, in/g]`, of the rows encoded so far.
     grids: Vec<StoredGrid>,
     /// GPTQ words `[in/8, rows]` of [`TASK_ROWS`] rows each: a word row of the file goes across all rows
@@ -449,11 +452,16 @@ impl Int4Encoder<'_> {
             if amax_bits(weights) >= EXPONENT_BITS {
                 return None;
             }
-            let chosen = self.solved.map(|solved| solve::row(codec, solved, row - self.first, codes));
+            let (chosen, importance) = match self.choice {
+                Choice::Weights => (None, None),
+                Choice::Weighted(importance) => (None, Some(importance)),
+                Choice::Solved(solved) => (Some(solve::row(codec, solved, row - self.first, codes)), None),
+            };
             let groups = weights.chunks(codec.group_size).zip(codes.chunks_mut(codec.group_size));
             for (group, (weights, codes)) in groups.enumerate() {
+                let columns = group * codec.group_size..(group + 1) * codec.group_size;
                 let (grid, error) = match &chosen {
-                    None => codec.encode_group(weights, None, codes),
+                    None => codec.encode_group(weights, importance.map(|h| &h[columns]), codes),
                     Some(grids) => (grids[group], codec.group_error(weights, codes, grids[group])),
                 };
                 grids.push(grid);

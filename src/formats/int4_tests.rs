@@ -21,7 +21,7 @@ fn weights(n: usize, k: usize, shifted: bool) -> Vec<u8> {
 
 /// Every output tensor of a module, encoded in two calls.
 fn encode(codec: &Int4, source: TensorView<'_>, rows: Range<usize>, split: usize) -> Vec<Vec<u8>> {
-    let mut encoder = codec.encoder(source, rows.clone(), None);
+    let mut encoder = codec.encoder(source, rows.clone(), Choice::Weights);
     let mut bytes = Vec::new();
     for part in [rows.start..rows.start + split, rows.start + split..rows.end] {
         if !part.is_empty() {
@@ -98,6 +98,6 @@ fn a_nan_is_located() {
     bytes[(40 * 32 + 7) * 2..][..2].copy_from_slice(&bf16::NAN.to_le_bytes());
     let source = TensorView { name: "m.weight", dtype: Dtype::BF16, shape: &[64, 32], bytes: &bytes };
     let codec = codec(Grid::Affine, Storage::RowMajor, 32);
-    let error = codec.encoder(source, 0..64, None).encode(0..64, &mut Vec::new()).unwrap_err();
+    let error = codec.encoder(source, 0..64, Choice::Weights).encode(0..64, &mut Vec::new()).unwrap_err();
     assert_eq!(error, NonFinite { count: 1, row: 40, column: 7 });
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::read::Reader;
-use super::{Codec, Encoder, Fit, Inputs, OutputTensor, Packed, Problem, SolvedRows};
+use super::{Choice, Codec, Encoder, Fit, Inputs, OutputTensor, Packed, Problem, SolvedRows};
 use crate::checkpoint::TensorFiles;
 use crate::quant::{ErrorSums, Method, int8};
 use crate::tensor::{Dtype, EXPONENT_BITS, NonFinite, TensorView, amax_bits, to_bf16};
@@ -73,8 +73,12 @@ impl Codec for Int8 {
         &'a self,
         source: TensorView<'a>,
         rows: Range<usize>,
-        solved: Option<&'a [u8]>,
+        choice: Choice<'a>,
     ) -> Box<dyn Encoder + 'a> {
+        let solved = match choice {
+            Choice::Solved(solved) => Some(solved),
+            Choice::Weights | Choice::Weighted(_) => None,
+        };
         let scales = Vec::with_capacity(rows.len() * 4);
         Box::new(Int8Encoder { source, codec: *self, scales, first: rows.start, solved })
     }
@@ -103,6 +107,10 @@ impl Codec for Int8 {
 
     fn solved_row_bytes(&self, in_features: usize) -> usize {
         in_features + 4
+    }
+
+    fn takes_importance(&self) -> bool {
+        false
     }
 
     fn encoder_bytes(&self, [out_features, _]: [usize; 2]) -> u64 {

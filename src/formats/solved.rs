@@ -6,6 +6,18 @@
 
 use crate::quant::gptq::Solver;
 
+/// How the codes of a module are chosen.
+#[derive(Clone, Copy, Debug)]
+pub enum Choice<'a> {
+    /// By the weights alone.
+    Weights,
+    /// The same, the squared error of each column `[in]` counted by so much, relatively; a codec whose grid
+    /// is that of a whole row takes no notice.
+    Weighted(&'a [f32]),
+    /// They were: [`SolvedRows::bytes`] of the module's rows.
+    Solved(&'a [u8]),
+}
+
 /// What is known of the inputs of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {

@@ -2,6 +2,7 @@ use super::*;
 
 use serde_json::json;
 
+use crate::formats::Choice;
 use crate::tensor::{Dtype, NonFinite, TensorView};
 
 fn format(int8_head: bool) -> W8a8 {
@@ -86,7 +87,7 @@ fn bytes_are_those_of_the_golden_case() {
     let view = TensorView { name: "m.weight", dtype: Dtype::BF16, shape: &[n, k], bytes: &source };
     for split in 0..=n {
         let format = format(false);
-        let mut encoder = format.codec(Module::MlpUp).unwrap().encoder(view, 0..n, None);
+        let mut encoder = format.codec(Module::MlpUp).unwrap().encoder(view, 0..n, Choice::Weights);
         let mut codes = Vec::new();
         encoder.encode(0..split, &mut codes).unwrap();
         encoder.encode(split..n, &mut codes).unwrap();
@@ -104,7 +105,7 @@ fn a_nan_is_located() {
     let source: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     let view = TensorView { name: "m.weight", dtype: Dtype::F32, shape: &[4, 8], bytes: &source };
     let format = format(false);
-    let mut encoder = format.codec(Module::MlpUp).unwrap().encoder(view, 0..4, None);
+    let mut encoder = format.codec(Module::MlpUp).unwrap().encoder(view, 0..4, Choice::Weights);
     let error = encoder.encode(0..4, &mut Vec::new()).unwrap_err();
     assert_eq!(error, NonFinite { count: 1, row: 2, column: 5 });
 }

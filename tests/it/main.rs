@@ -13,6 +13,7 @@ mod four_bits;
 mod gguf;
 mod gptq;
 mod hostile;
+mod imatrix;
 mod known_failures;
 mod metrics;
 mod plan;

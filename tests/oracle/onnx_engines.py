@@ -106,9 +106,12 @@ def main():
             row = {"engine": engine, "export": Path(directory).name, "dialect": manifest["dialect"]}
             row |= {"precision": manifest["precision"], "failure": failure}
             if got is not None:
-                with np.errstate(all="ignore"):
-                    db = 10 * np.log10((exact**2).sum() / ((exact - got) ** 2).sum())
-                row |= {"snr_db": round(float(db), 2), "greedy": int((got.argmax(1) == new).sum()), "of": len(new)}
+                noise = ((exact - got) ** 2).sum()
+                # null where nothing differs, which is no number.
+                db = None if noise == 0 else round(float(10 * np.log10((exact**2).sum() / noise)), 2)
+                if not np.isfinite(got).all():
+                    db, row["failure"] = -300.0, "NaN or infinite logits"
+                row |= {"snr_db": db, "greedy": int((got.argmax(1) == new).sum()), "of": len(new)}
             print(json.dumps(row), flush=True)
 
 
