@@ -17,4 +17,4 @@ pub(crate) use manifest::{MANIFEST_VERSION, rounded};
 pub use scratch::Scratch;
 pub use shard_writer::{ShardWriter, WrittenShard};
 pub use single::write_file;
-pub use staging::{Staging, check_space, refuse_overlap};
+pub use staging::{Staging, check_space, free_bytes, refuse_overlap};

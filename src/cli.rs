@@ -207,13 +207,20 @@ pub struct QuantizeArgs {
     /// How scales are chosen
     #[arg(long, value_enum, default_value_t = QuantizeMethodArg::Search)]
     pub method: QuantizeMethodArg,
-    /// Texts that show the inputs of each matrix (gptq): a .txt, .md or .jsonl file, or a directory of
+    /// Texts that show the inputs of each matrix (gptq, --smooth): a .txt, .md or .jsonl file, or a directory of
     /// them [default: the bundled texts]
     #[arg(long, value_name = "DIR|FILE")]
     pub calib: Option<PathBuf>,
-    /// Take at most so many tokens, of texts spread evenly over the list (gptq) [default: all]
+    /// Take at most so many tokens, of texts spread evenly over the list (gptq, --smooth) [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub calib_tokens: Option<u32>,
+    /// Move powers of two from inputs into weights where that lowers the error of a matrix's outputs on the
+    /// texts; the function stays the same
+    #[arg(long)]
+    pub smooth: bool,
+    /// With --smooth, also write the checkpoint with these scales moved, for tools that compare with it
+    #[arg(long, value_name = "DIR", requires = "smooth")]
+    pub write_folded: Option<PathBuf>,
     /// Importance matrix of llama-imatrix, made from this model's GGUF: weights whose inputs are large count
     /// more when a group's scale is searched (4 bits)
     #[arg(long, value_name = "FILE")]

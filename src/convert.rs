@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::artifact::{
-    FileRecord, MANIFEST_VERSION, Manifest, ShardWriter, Source, Staging, TensorRecord, Tool, WrittenShard,
-    hash_bytes, rounded,
+    FileRecord, MANIFEST_VERSION, Manifest, Sha256Hex, ShardWriter, Source, Staging, TensorRecord, Tool,
+    WrittenShard, hash_bytes, rounded,
 };
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, MANIFEST_FILE, Shard};
 use crate::error::{InputError, Result};
@@ -22,24 +22,49 @@ use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, PlannedShard, Step};
 use crate::progress::Progress;
 use crate::quant::ErrorSums;
+use crate::smooth::Smoothing;
 use crate::tensor::{NonFinite, TensorView};
 
 /// Source bytes of a block. Large enough to share among threads, small enough to stay in their caches.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// Writes the artifact of `plan` into `staging`, the manifest last, and returns the manifest.
+/// Where a folded checkpoint comes from, and what was folded.
+#[derive(Clone, Copy)]
+pub struct Origin<'a> {
+    /// The checkpoint as it was.
+    pub checkpoint: &'a Checkpoint,
+    /// What was moved.
+    pub smoothing: &'a Smoothing,
+    /// Hash of the tokens that it was chosen by.
+    pub tokens_sha256: &'a Sha256Hex,
+}
+
+/// What is written, and from what.
+#[derive(Clone, Copy)]
+pub struct Conversion<'a> {
+    /// The source, as it is quantized.
+    pub checkpoint: &'a Checkpoint,
+    /// The kind of artifact.
+    pub format: &'a dyn Format,
+    /// Its tensors.
+    pub plan: &'a Plan,
+    /// What codes are chosen by.
+    pub guidance: &'a Guidance,
+    /// Where the source is a folded one, the original.
+    pub origin: Option<Origin<'a>>,
+}
+
+/// Writes an artifact into `staging`, the manifest last, and returns the manifest.
 ///
 /// # Errors
 /// A weight that is NaN or infinite, a source that changed meanwhile, a failed write, an interrupt.
 pub fn convert(
-    checkpoint: &Checkpoint,
-    format: &dyn Format,
-    plan: &Plan,
-    guidance: &Guidance,
+    conversion: Conversion<'_>,
     staging: &Staging,
     progress: &dyn Progress,
     interrupt: &Interrupt,
 ) -> Result<Manifest> {
+    let Conversion { checkpoint, format, plan, guidance, origin } = conversion;
     let writing = Writing { checkpoint, format, guidance, staging, progress, interrupt };
     let mut source_files = BTreeMap::new();
     let mut files = BTreeMap::new();
@@ -76,6 +101,9 @@ pub fn convert(
         files.insert(name.to_owned(), staging.write(name, &json_bytes(&json))?);
     }
     checkpoint.files.check_unchanged()?;
+    if let Some(origin) = origin {
+        source_files = records_of(origin.checkpoint)?;
+    }
 
     let manifest = Manifest {
         self_sha256: String::new(),
@@ -85,7 +113,8 @@ pub fn convert(
         options: format.options(),
         source: Source { files: source_files },
         sizes: plan.sizes.into(),
-        calibration_sha256: guidance.sha256(),
+        calibration_sha256: origin.map(|o| o.tokens_sha256.clone()).or_else(|| guidance.sha256()),
+        smoothing: origin.map(|origin| origin.smoothing.clone()),
         notes: notes(checkpoint, plan).into_iter().chain(guidance.notes()).collect(),
         files,
         tensors,
@@ -93,6 +122,20 @@ pub fn convert(
     let sealed = manifest.seal().map_err(|e| InputError::file(MANIFEST_FILE).found(e))?;
     staging.write(MANIFEST_FILE, &sealed)?;
     Manifest::unseal(&sealed).map_err(|e| InputError::file(MANIFEST_FILE).found(e).into())
+}
+
+/// Hashes of a checkpoint's files.
+fn records_of(checkpoint: &Checkpoint) -> Result<BTreeMap<String, FileRecord>> {
+    let record = |bytes: &[u8]| FileRecord { bytes: bytes.len() as u64, sha256: hash_bytes(bytes) };
+    let mut files: BTreeMap<_, _> = checkpoint
+        .files
+        .shards
+        .iter()
+        .map(|shard| (shard.file_name.clone(), record(shard.bytes())))
+        .collect();
+    files.insert(CONFIG_FILE.to_owned(), record(&checkpoint.dir.read(CONFIG_FILE)?));
+    checkpoint.files.check_unchanged()?;
+    Ok(files)
 }
 
 /// What the checkpoint's user should know, and what the format left as it was.

@@ -177,6 +177,12 @@ pub trait Codec: Send + Sync {
     /// Bytes of a row of [`SolvedRows::bytes`].
     fn solved_row_bytes(&self, in_features: usize) -> usize;
 
+    /// Rows of weights `[n, in]` as they come back once they are stored, each chosen by itself.
+    fn round(&self, weights: &[f32], in_features: usize) -> Vec<f32>;
+
+    /// Whether the consumer rounds inputs to int8 with a scale per token.
+    fn rounds_inputs(&self) -> bool;
+
     /// Whether [`Choice::Weighted`] makes a difference.
     fn takes_importance(&self) -> bool;
 

@@ -34,6 +34,7 @@ pub mod report;
 pub mod runtime;
 pub mod scenario;
 mod simd;
+pub mod smooth;
 pub mod solve;
 pub mod spark;
 mod table;

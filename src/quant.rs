@@ -3,6 +3,7 @@
 pub mod gptq;
 pub mod int4;
 pub mod int8;
+pub mod smooth;
 mod snr;
 
 pub use snr::ErrorSums;

@@ -31,6 +31,12 @@ pub(crate) fn bytes(n: u64) -> String {
     format!("{value:.2} GiB")
 }
 
+/// Bytes that a run takes on disk, and what there is.
+pub(crate) fn disk(needed: u64, free: Option<u64>) -> String {
+    let free = free.map_or_else(String::new, |free| format!(" ({} free)", bytes(free)));
+    format!("{} on disk{free}", bytes(needed))
+}
+
 /// Decibels, or "exact".
 pub(crate) fn decibels(db: Option<f64>) -> String {
     db.map_or_else(|| "exact".to_owned(), |db| format!("{db:.2} dB"))

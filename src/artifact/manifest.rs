@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::hash::{Sha256Hex, hash_bytes};
 use crate::plan::{Action, Sizes};
+use crate::smooth::Smoothing;
 
 /// Version of the manifest's layout.
 pub(crate) const MANIFEST_VERSION: u32 = 1;
@@ -121,6 +122,9 @@ pub struct Manifest {
     pub sizes: ManifestSizes,
     /// Hash of the calibration tokens or of the importance matrix, where there was one.
     pub calibration_sha256: Option<Sha256Hex>,
+    /// Powers of two that were moved between the source's matrices before they were quantized.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub smoothing: Option<Smoothing>,
     /// What was assumed, passed over, clipped or fell back, and why.
     pub notes: Vec<String>,
     /// Every file beside this one.
@@ -217,6 +221,7 @@ mod tests {
 
     fn manifest() -> Manifest {
         Manifest {
+            smoothing: None,
             self_sha256: String::new(),
             manifest_version: MANIFEST_VERSION,
             tool: Tool::this(),

@@ -277,15 +277,25 @@ pub fn refuse_overlap(target: &Path, source: &Path) -> Result<()> {
 /// # Errors
 /// [`Failure::Space`] when it has not.
 pub fn check_space(target: &Path, needed_bytes: u64) -> Result<()> {
-    let Some(existing) = target.ancestors().skip(1).map(or_here).find(|p| p.exists()) else { return Ok(()) };
     // A file system that does not tell is found out by writing.
-    let Ok(stat) = rustix::fs::statvfs(existing) else { return Ok(()) };
-    let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
+    let Some((existing, free_bytes)) = free_space(target) else { return Ok(()) };
     let needed_bytes = needed_bytes.saturating_add(needed_bytes / 20);
     if free_bytes < needed_bytes {
         return Err(Failure::Space { path: existing.to_owned(), needed_bytes, free_bytes });
     }
     Ok(())
+}
+
+/// Free bytes of the file system that `target` would be on, where it tells.
+pub fn free_bytes(target: &Path) -> Option<u64> {
+    free_space(target).map(|(_, free_bytes)| free_bytes)
+}
+
+/// The directory that is there already, and the free bytes of its file system.
+fn free_space(target: &Path) -> Option<(&Path, u64)> {
+    let existing = target.ancestors().skip(1).map(or_here).find(|p| p.exists())?;
+    let stat = rustix::fs::statvfs(existing).ok()?;
+    Some((existing, stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
 
 fn or_here(path: &Path) -> &Path {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::export_options::options;
 use super::quantize::{occupied, refuse_precious, same_side_file};
 use super::{calibration, model_arg, on_threads, print, print_json, table};
-use crate::artifact::{Manifest, Staging, Tool, check_space, hash_file, refuse_overlap};
+use crate::artifact::{Manifest, Staging, Tool, check_space, free_bytes, hash_file, refuse_overlap};
 use crate::calibrate::{Coverage, Sequences, Site, calibrate};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::ExportNpuArgs;
@@ -242,7 +242,7 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
             .collect();
         return print_json(&json!({
             "artifact": out, "scheme": Options::SCHEME, "options": export.options.to_json(), "sizes": sizes,
-            "bytes": export.data_bytes(), "peak_memory_bytes": peak_memory_bytes,
+            "bytes": export.data_bytes(), "free_disk_bytes": free_bytes(out), "peak_memory_bytes": peak_memory_bytes,
             "calibration_tokens": total, "notes": notes(checkpoint, export), "tensors": tensors,
         }));
     }
@@ -265,7 +265,7 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
     let mut text = table::table(&rows);
     text += &format!(
         "\n{}: {} of {} in {}, {} read per token, {:.2} bits per weight{}\n\
-         writing takes at most {} of anonymous memory; nothing was written\n",
+         takes {}; writing takes at most {} of anonymous memory; nothing was written\n",
         out.display(),
         export.options.precision.name(),
         table::bytes(export.data_bytes()),
@@ -273,6 +273,7 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
         table::bytes(sizes.bytes_per_token),
         sizes.bits_per_weight,
         if total > 0 { format!("; calibration on {total} tokens") } else { String::new() },
+        table::disk(export.data_bytes(), free_bytes(out)),
         table::bytes(peak_memory_bytes),
     );
     Ok(print(&text)?)

@@ -6,11 +6,11 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{calibration, model_arg, on_threads, print, print_json, scheme, table};
-use crate::artifact::{Manifest, Sha256Hex, Staging, check_space, refuse_overlap};
+use crate::artifact::{Manifest, Sha256Hex, Staging, check_space, free_bytes, refuse_overlap};
 use crate::calibrate::{Importance, Sequences};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::QuantizeArgs;
-use crate::convert::{convert, notes, peak_memory_bytes};
+use crate::convert::{Conversion, Origin, convert, notes, peak_memory_bytes};
 use crate::error::{Exit, Failure, Result};
 use crate::formats::Format;
 use crate::guidance::Guidance;
@@ -19,7 +19,7 @@ use crate::plan::{Action, Plan, Step};
 use crate::quant::Method;
 use crate::solve;
 use crate::spark::Module;
-use crate::{progress, verify};
+use crate::{progress, smooth, verify};
 
 /// What was asked for, worked out: everything that a run needs to know.
 struct Request {
@@ -29,6 +29,8 @@ struct Request {
     /// What to calibrate with, where the method does.
     sequences: Option<Sequences>,
     importance: Option<Importance>,
+    smooth: bool,
+    write_folded: Option<PathBuf>,
     out: PathBuf,
     force: bool,
 }
@@ -50,13 +52,19 @@ impl Request {
     /// Anonymous memory at most.
     fn peak_memory_bytes(&self, threads: usize) -> u64 {
         let converting = peak_memory_bytes(&self.plan, &self.checkpoint, self.format.as_ref(), threads);
-        converting.max(self.sequences.as_ref().map_or(0, |_| solve::peak_bytes(&self.checkpoint.config)))
+        let config = &self.checkpoint.config;
+        let solving = if self.format.method() == Method::Gptq { solve::peak_bytes(config) } else { 0 };
+        let smoothing = if self.smooth { smooth::peak_bytes(config) } else { 0 };
+        converting.max(solving).max(smoothing)
     }
 
     /// Bytes that the run takes on disk, the work in progress included.
     fn disk_bytes(&self) -> u64 {
         let scratch = |s| solve::scratch_bytes(&self.plan, &self.checkpoint.config, s);
-        self.plan.sizes.tensor_bytes + self.sequences.as_ref().map_or(0, scratch)
+        let solving =
+            self.sequences.as_ref().filter(|_| self.format.method() == Method::Gptq).map_or(0, scratch);
+        let folded = if self.smooth { self.checkpoint.files.total_bytes() } else { 0 };
+        self.plan.sizes.tensor_bytes + solving + folded
     }
 }
 
@@ -107,8 +115,15 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     let format = scheme::format(args)?;
     let plan = Plan::new(&checkpoint, format.as_ref())?;
     let imatrix = if args.imatrix.is_some() { "-imatrix" } else { "" };
-    let default_name =
-        || format!("{}-{}{}{imatrix}", checkpoint.dir.model_name(), format.scheme(), format.name_suffix());
+    let smooth = if args.smooth { "-smooth" } else { "" };
+    let default_name = || {
+        format!(
+            "{}-{}{}{imatrix}{smooth}",
+            checkpoint.dir.model_name(),
+            format.scheme(),
+            format.name_suffix()
+        )
+    };
     let out = args.out.clone().unwrap_or_else(|| Path::new("artifacts").join(default_name()));
     if out.as_os_str().is_empty() {
         return Err(Failure::usage("--out is empty; is a variable not set?"));
@@ -116,16 +131,33 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     // A trailing slash or "/." would hide the name that the staging directory is made from.
     let out: PathBuf = out.components().collect();
     refuse_overlap(&out, checkpoint.dir.path())?;
-    let sequences = match format.method() {
-        Method::Gptq => {
-            let context = CALIBRATION_CONTEXT.min(checkpoint.config.max_position_embeddings);
-            Some(calibration::sequences(args.calib.as_deref(), args.calib_tokens, &checkpoint, context)?)
-        }
-        Method::RoundToNearest | Method::Search => None,
+    let sequences = if args.smooth || format.method() == Method::Gptq {
+        let context = CALIBRATION_CONTEXT.min(checkpoint.config.max_position_embeddings);
+        Some(calibration::sequences(args.calib.as_deref(), args.calib_tokens, &checkpoint, context)?)
+    } else {
+        None
     };
+    let write_folded: Option<PathBuf> = args.write_folded.as_ref().map(|dir| dir.components().collect());
+    if let Some(folded) = &write_folded {
+        refuse_overlap(folded, checkpoint.dir.path())?;
+        if *folded == out {
+            return Err(Failure::usage("--write-folded: is where the artifact goes"));
+        }
+    }
     let importance = args.imatrix.as_deref().map(|path| importance(path, &checkpoint, format.as_ref()));
     let importance = importance.transpose()?;
-    Ok(Request { checkpoint, format, plan, sequences, importance, out, force: args.force })
+    let smooth = args.smooth;
+    Ok(Request {
+        checkpoint,
+        format,
+        plan,
+        sequences,
+        importance,
+        smooth,
+        write_folded,
+        out,
+        force: args.force,
+    })
 }
 
 /// The importance matrix, and what the format cannot do with it.
@@ -153,9 +185,8 @@ fn produce(
     style: progress::Style,
     interrupt: &Interrupt,
 ) -> Result<(Manifest, &'static str)> {
-    let Request { checkpoint, format, plan, sequences, importance, out, force } = request;
-    let occupied = occupied(out)?;
-    if occupied && !force {
+    let Request { out, force, write_folded, .. } = request;
+    if occupied(out)? && !force {
         return match up_to_date(request)? {
             Ok(manifest) => Ok((manifest, "up to date")),
             Err(why) => Err(Failure::usage(format!(
@@ -164,15 +195,71 @@ fn produce(
             ))),
         };
     }
-    if occupied {
-        refuse_precious(out)?;
+    for dir in [Some(out), write_folded.as_ref()].into_iter().flatten() {
+        if occupied(dir)? {
+            if !force {
+                let why = "exists; choose another --write-folded, or replace it with --force";
+                return Err(Failure::usage(format!("{}: {why}", dir.display())));
+            }
+            refuse_precious(dir)?;
+        }
     }
     check_space(out, request.disk_bytes())?;
     let staging = Staging::begin(out)?;
+    let (manifest, guidance) = match &request.sequences {
+        Some(sequences) if request.smooth => {
+            smooth_and_write(request, sequences, &staging, style, interrupt)?
+        }
+        _ => write(request, &request.checkpoint, None, &staging, style, interrupt)?,
+    };
+    staging.publish(*force)?;
+    // The work in progress goes when the artifact is there.
+    if let Guidance::Solution(solution) = guidance {
+        solution.remove()?;
+    }
+    Ok((manifest, "written"))
+}
+
+/// Moves scales in a copy of the checkpoint, and quantizes that.
+fn smooth_and_write(
+    request: &Request,
+    sequences: &Sequences,
+    staging: &Staging,
+    style: progress::Style,
+    interrupt: &Interrupt,
+) -> Result<(Manifest, Guidance)> {
+    let Request { checkpoint, format, out, force, write_folded, .. } = request;
+    let progress = progress::new_in_tokens(style, "smooth", smooth::work(sequences));
+    let smoothing = smooth::choose(checkpoint, format.as_ref(), sequences, progress.as_ref(), interrupt)?;
+    progress.finish();
+    let (moved, of) = smoothing.count();
+    tracing::info!("scales were moved in {moved} of {of} places, where the outputs lost less for it");
+    // A copy that nobody asked to keep goes with its staging.
+    let beside = || out.with_file_name(format!(".{}.folded", out.file_name().unwrap_or_default().display()));
+    let folded = Staging::begin(&write_folded.clone().unwrap_or_else(beside))?;
+    smooth::write_folded(checkpoint, &smoothing, &folded, interrupt)?;
+    let tokens_sha256 = sequences.sha256();
+    let origin = Origin { checkpoint, smoothing: &smoothing, tokens_sha256: &tokens_sha256 };
+    let written =
+        write(request, &Checkpoint::open(&folded.path(""))?, Some(origin), staging, style, interrupt)?;
+    if write_folded.is_some() {
+        folded.publish(*force)?;
+    }
+    Ok(written)
+}
+
+/// Writes the artifact of `checkpoint`, which is that of the request or a folded one.
+fn write(
+    request: &Request,
+    checkpoint: &Checkpoint,
+    origin: Option<Origin<'_>>,
+    staging: &Staging,
+    style: progress::Style,
+    interrupt: &Interrupt,
+) -> Result<(Manifest, Guidance)> {
+    let Request { format, plan, sequences, importance, out, .. } = request;
     let guidance = match (sequences, importance) {
-        (None, None) => Guidance::Weights,
-        (None, Some(importance)) => Guidance::Importance(importance.clone()),
-        (Some(sequences), _) => {
+        (Some(sequences), _) if format.method() == Method::Gptq => {
             let work = solve::work(&checkpoint.config, sequences);
             let progress = progress::new_in_tokens(style, "calibrate", work);
             let solution = solve::solve(
@@ -187,17 +274,15 @@ fn produce(
             progress.finish();
             Guidance::Solution(solution)
         }
+        (_, Some(importance)) => Guidance::Importance(importance.clone()),
+        _ => Guidance::Weights,
     };
     let progress = progress::new(style, "quantize", work(plan, checkpoint));
-    let manifest =
-        convert(checkpoint, format.as_ref(), plan, &guidance, &staging, progress.as_ref(), interrupt)?;
+    let conversion = Conversion { checkpoint, format: format.as_ref(), plan, guidance: &guidance, origin };
+    let manifest = convert(conversion, staging, progress.as_ref(), interrupt)?;
     progress.finish();
     interrupt.check()?;
-    staging.publish(*force)?;
-    if let Guidance::Solution(solution) = guidance {
-        solution.remove()?;
-    }
-    Ok((manifest, "written"))
+    Ok((manifest, guidance))
 }
 
 /// Source bytes that the steps of a plan read.
@@ -253,6 +338,9 @@ fn up_to_date(request: &Request) -> Result<Result<Manifest, String>> {
     if manifest.calibration_sha256 != request.calibration_sha256() {
         return Ok(Err("it was calibrated with other texts, or another importance matrix".to_owned()));
     }
+    if manifest.smoothing.is_some() != request.smooth {
+        return Ok(Err(format!("it was made {} --smooth", if request.smooth { "without" } else { "with" })));
+    }
     if manifest.sizes != plan.sizes.into()
         || verify::check_source(checkpoint, &manifest.source.files).is_err()
     {
@@ -274,7 +362,7 @@ pub(super) fn same_side_file(checkpoint: &Checkpoint, manifest: &Manifest, name:
 }
 
 fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::Result<()> {
-    let Request { checkpoint, format, plan, out, .. } = request;
+    let Request { format, plan, out, .. } = request;
     let sizes = plan.sizes;
     if json {
         let tensors: Vec<_> = plan
@@ -290,7 +378,8 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
             .collect();
         return print_json(&json!({
             "artifact": out, "scheme": format.scheme(), "options": format.options(), "sizes": sizes,
-            "peak_memory_bytes": peak_memory_bytes, "notes": notes(checkpoint, plan), "tensors": tensors,
+            "disk_bytes": request.disk_bytes(), "free_disk_bytes": free_bytes(out),
+            "peak_memory_bytes": peak_memory_bytes, "notes": request.notes(), "tensors": tensors,
         }));
     }
     let mut rows =
@@ -312,13 +401,14 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
     let mut text = table::table(&rows);
     text += &format!(
         "\n{}: {} of {}, {} read per token, {:.2} bits per weight, {} modules quantized\n\
-         takes at most {} of anonymous memory; nothing was written\n",
+         takes {} and at most {} of anonymous memory; nothing was written\n",
         out.display(),
         format.scheme(),
         table::bytes(sizes.tensor_bytes),
         table::bytes(sizes.bytes_per_token),
         sizes.bits_per_weight,
         sizes.quantized_modules,
+        table::disk(request.disk_bytes(), free_bytes(out)),
         table::bytes(peak_memory_bytes),
     );
     Ok(print(&text)?)

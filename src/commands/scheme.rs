@@ -15,11 +15,12 @@ pub(crate) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
         QuantizeMethodArg::Search => Method::Search,
         QuantizeMethodArg::Gptq => Method::Gptq,
     };
-    if method != Method::Gptq {
-        refuse(args.calib.is_some(), "--calib: goes with --method gptq")?;
-        refuse(args.calib_tokens.is_some(), "--calib-tokens: goes with --method gptq")?;
+    if method != Method::Gptq && !args.smooth {
+        refuse(args.calib.is_some(), "--calib: goes with --method gptq or --smooth")?;
+        refuse(args.calib_tokens.is_some(), "--calib-tokens: goes with --method gptq or --smooth")?;
     }
     if args.imatrix.is_some() {
+        refuse(args.smooth, "--imatrix: was measured on inputs that --smooth would change")?;
         refuse(method == Method::RoundToNearest, "--imatrix: --method rtn searches nothing")?;
         refuse(method == Method::Gptq, "--imatrix: --method gptq measures the inputs itself, with --calib")?;
         refuse(

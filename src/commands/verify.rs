@@ -279,7 +279,13 @@ fn examine(
     interrupt.check()?;
     let Some(files) = files else { return Ok(()) };
     verdict.sizes = Some(sizes(&files, &checkpoint.config));
-    verdict.findings.extend(check_contract(&dir, &files, checkpoint, format.as_ref()));
+    verdict.findings.extend(check_contract(
+        &dir,
+        &files,
+        checkpoint,
+        manifest.smoothing.as_ref(),
+        format.as_ref(),
+    ));
     let progress = progress::new(args.run.progress, "verify", checkpoint.files.total_bytes());
     let (modules, findings) =
         check_weights(&files, manifest, checkpoint, format.as_ref(), progress.as_ref(), interrupt)?;

@@ -190,6 +190,22 @@ impl Codec for Int4 {
         in_features / 2 + 4 * self.groups(in_features)
     }
 
+    fn round(&self, weights: &[f32], _in_features: usize) -> Vec<f32> {
+        let mut codes = vec![0; self.group_size];
+        let mut rounded = vec![0.0; weights.len()];
+        let g = self.group_size;
+        for (weights, rounded) in weights.chunks_exact(g).zip(rounded.chunks_exact_mut(g)) {
+            let (grid, _) = self.encode_group(weights, None, &mut codes);
+            self.decode_group(&codes, grid, rounded);
+        }
+        rounded
+    }
+
+    fn rounds_inputs(&self) -> bool {
+        // tinygemm takes bf16, and a power of two does not change how that rounds.
+        matches!(self.storage, Storage::Gptq | Storage::PackQuantized)
+    }
+
     fn takes_importance(&self) -> bool {
         self.method != Method::RoundToNearest
     }

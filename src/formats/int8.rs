@@ -109,6 +109,21 @@ impl Codec for Int8 {
         in_features + 4
     }
 
+    fn round(&self, weights: &[f32], in_features: usize) -> Vec<f32> {
+        let mut codes = vec![0; in_features];
+        let mut rounded = vec![0.0; weights.len()];
+        for (row, rounded) in weights.chunks_exact(in_features).zip(rounded.chunks_exact_mut(in_features)) {
+            let scale = self.row_scale(row, f32::from_bits(amax_bits(row)));
+            int8::encode_row(row, scale, &mut codes);
+            int8::decode_row(&codes, scale, rounded);
+        }
+        rounded
+    }
+
+    fn rounds_inputs(&self) -> bool {
+        self.activations == Activations::Int8
+    }
+
     fn takes_importance(&self) -> bool {
         false
     }

@@ -65,6 +65,7 @@ pub fn write_artifact(
     interrupt.check()?;
 
     let manifest = Manifest {
+        smoothing: None,
         self_sha256: String::new(),
         manifest_version: MANIFEST_VERSION,
         tool: Tool::this(),

@@ -7,10 +7,11 @@ use serde_json::Value;
 
 use super::json_diff::diff;
 use super::{Check, Finding};
-use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, ModelDir, TensorFiles};
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, INDEX_FILE, MANIFEST_FILE, ModelDir, TensorFiles};
 use crate::convert::{further_files, patched_config};
 use crate::formats::Format;
 use crate::plan::{Action, Step, steps_of};
+use crate::smooth::Smoothing;
 use crate::tensor::element_bytes;
 
 /// Checks an artifact of `format` against the checkpoint it was made from.
@@ -18,11 +19,17 @@ pub fn check_contract(
     dir: &ModelDir,
     files: &TensorFiles,
     checkpoint: &Checkpoint,
+    smoothing: Option<&Smoothing>,
     format: &dyn Format,
 ) -> Vec<Finding> {
     let mut findings = check_config(dir, checkpoint, format);
     findings.extend(check_headers(files));
-    findings.extend(check_tensors(files, checkpoint, format));
+    let fitting = smoothing.filter(|s| s.fits(&checkpoint.config));
+    if smoothing.is_some() && fitting.is_none() {
+        let what = "the folds are of a model of other sizes";
+        findings.push(Finding::new(Check::Contract, MANIFEST_FILE, what).subject("smoothing"));
+    }
+    findings.extend(check_tensors(files, checkpoint, fitting, format));
     for name in &checkpoint.side_files {
         if !dir.has(name) {
             findings.push(
@@ -113,13 +120,18 @@ fn check_headers(files: &TensorFiles) -> Vec<Finding> {
     findings
 }
 
-fn check_tensors(files: &TensorFiles, checkpoint: &Checkpoint, format: &dyn Format) -> Vec<Finding> {
+fn check_tensors(
+    files: &TensorFiles,
+    checkpoint: &Checkpoint,
+    smoothing: Option<&Smoothing>,
+    format: &dyn Format,
+) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut expected = HashSet::new();
     for step in expected_steps(checkpoint, format) {
         expected.extend(step.outputs.iter().map(|o| o.name.clone()));
         match format.codec(step.module).filter(|_| step.action == Action::Quantize) {
-            None => findings.extend(check_copy(files, checkpoint, &step)),
+            None => findings.extend(check_copy(files, checkpoint, smoothing, &step)),
             Some(codec) => {
                 let read = codec.read(files, step.module_name(), step.shape);
                 findings.extend(read.err().into_iter().flatten().map(|problem| {
@@ -142,8 +154,13 @@ fn check_tensors(files: &TensorFiles, checkpoint: &Checkpoint, format: &dyn Form
     findings
 }
 
-/// An unquantized tensor is the source's, bit for bit.
-fn check_copy(files: &TensorFiles, checkpoint: &Checkpoint, step: &Step) -> Option<Finding> {
+/// An unquantized tensor is the source's, bit for bit, once scales that were moved are moved.
+fn check_copy(
+    files: &TensorFiles,
+    checkpoint: &Checkpoint,
+    smoothing: Option<&Smoothing>,
+    step: &Step,
+) -> Option<Finding> {
     let source = checkpoint.tensor(&step.source);
     let name = &step.outputs[0].name;
     let finding =
@@ -159,7 +176,12 @@ fn check_copy(files: &TensorFiles, checkpoint: &Checkpoint, step: &Step) -> Opti
         ))
         .map(|f| f.consequence("the loader stops, or looks for codes and scales that are not there"));
     }
-    if written.bytes != source.bytes {
+    let scaling = smoothing.and_then(|s| s.of(step.module, step.layer, &checkpoint.config));
+    let same = match scaling {
+        None => written.bytes == source.bytes,
+        Some(scaling) => scaling.bytes(source, 0..source.rows()).is_ok_and(|bytes| bytes == written.bytes),
+    };
+    if !same {
         return finding("differs from the source, and is not quantized".to_owned())
             .map(|f| f.consequence("the model computes with other values than it was trained to"));
     }

@@ -13,6 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::plan::Action;
 use crate::progress::Progress;
 use crate::quant::{ErrorSums, Method};
+use crate::smooth::Scaling;
 use crate::tensor::{TensorView, amax_bits};
 
 /// Rows summed by one task: part of the order of summation, so independent of the thread count.
@@ -58,11 +59,16 @@ pub fn check_weights(
         };
         let tensor = &step.outputs[0].name;
         let file = files.shard_of(tensor).map_or("", |s| s.file_name.as_str());
+        // An importance matrix, too, gives up weights that hardly count for others.
+        let weighted = manifest.calibration_sha256.is_some() && manifest.smoothing.is_none();
         let tolerance = match format.method() {
-            Method::RoundToNearest | Method::Search => Tolerance::Rounding,
-            Method::Gptq => Tolerance::Solved,
+            Method::RoundToNearest | Method::Search if !weighted => Tolerance::Rounding,
+            _ => Tolerance::Solved,
         };
-        let measured = measure(source, step.rows.start, &packed, step.shape[0], tolerance);
+        let smoothing = manifest.smoothing.as_ref().filter(|s| s.fits(&checkpoint.config));
+        let scaling = smoothing.and_then(|s| s.of(step.module, step.layer, &checkpoint.config));
+        let rows = SourceRows { source, offset: step.rows.start, scaling: scaling.as_ref() };
+        let measured = measure(rows, &packed, step.shape[0], tolerance);
         if let Some(row) = measured.impossible_row {
             findings.push(
                 Finding::new(
@@ -108,22 +114,34 @@ struct Measured {
     impossible_row: Option<usize>,
 }
 
-/// `rows` rows of the module, which start at row `offset` of the source.
-fn measure(
-    source: TensorView<'_>,
+/// The rows that a module was made of.
+#[derive(Clone, Copy)]
+struct SourceRows<'a> {
+    source: TensorView<'a>,
+    /// The first of them in the source.
     offset: usize,
-    packed: &Packed<'_>,
-    rows: usize,
-    tolerance: Tolerance,
-) -> Measured {
+    scaling: Option<&'a Scaling>,
+}
+
+impl SourceRows<'_> {
+    fn decode(self, row: usize, weights: &mut [f32]) {
+        self.source.decode_row(self.offset + row, weights);
+        if let Some(scaling) = self.scaling {
+            scaling.apply(self.offset + row, weights);
+        }
+    }
+}
+
+/// `rows` rows of the module.
+fn measure(source: SourceRows<'_>, packed: &Packed<'_>, rows: usize, tolerance: Tolerance) -> Measured {
     let tasks: Vec<Measured> = (0..rows.div_ceil(ROWS_PER_TASK))
         .into_par_iter()
         .map_init(
-            || vec![0.0; source.row_len()],
+            || vec![0.0; source.source.row_len()],
             |weights, task| {
                 let mut part = Measured::default();
                 for row in task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(rows) {
-                    source.decode_row(offset + row, weights);
+                    source.decode(row, weights);
                     let amax = f32::from_bits(amax_bits(weights));
                     part.zero_rows += usize::from(amax == 0.0);
                     match packed.row_error(row, weights, amax, tolerance) {

@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
-use safetensors::SafeTensors;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use xtask::fixtures::FixtureSpec;
 use xtask::gguf::{Gguf, Tensor};
 
-use crate::runs::{Model, Run, read_json, tree};
+use crate::runs::{Model, Run, all_tensors, read_json};
 
 const LAYERS: usize = 4;
 
@@ -28,13 +28,13 @@ const MATRICES: [(&str, &str); 5] = [
 
 /// As steep as those of a real model, where a few channels carry most.
 fn sums(model: &Model, value: impl Fn(usize) -> f32) -> Sums {
-    let bytes = fs::read(model.dir.join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = all_tensors(&model.dir);
     let mut sums = Sums::new();
     for layer in 0..LAYERS {
         for (theirs, ours) in MATRICES {
-            let shape = file.tensor(&format!("model.layers.{layer}.{ours}.weight")).unwrap().shape().to_vec();
-            sums.insert(format!("blk.{layer}.{theirs}.weight"), (0..shape[1]).map(&value).collect());
+            let shape = &tensors[&format!("model.layers.{layer}.{ours}.weight")].1;
+            let columns = usize::try_from(shape[1].as_u64().unwrap()).unwrap();
+            sums.insert(format!("blk.{layer}.{theirs}.weight"), (0..columns).map(&value).collect());
         }
     }
     sums
@@ -92,24 +92,17 @@ fn quantize(model: &Model, scheme: &str, imatrix: Option<&Path>, more: &[&str]) 
 /// Decodes a module of the row-major layout by its rule, and sums the squared errors of its columns.
 fn column_errors(model: &Model, module: &str) -> Vec<f64> {
     const GROUP: usize = 64;
-    let (source, artifact) = (model.dir.join("model.safetensors"), model.out().join("model.safetensors"));
-    let (source, artifact) = (fs::read(source).unwrap(), fs::read(artifact).unwrap());
-    let source = SafeTensors::deserialize(&source).unwrap();
-    let artifact = SafeTensors::deserialize(&artifact).unwrap();
-    let floats = |file: &SafeTensors<'_>, name: &str| -> Vec<f32> {
-        let data = file.tensor(name).unwrap().data().to_vec();
-        data.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
+    let (source, artifact) = (all_tensors(&model.dir), all_tensors(&model.out()));
+    let floats = |tensor: &(String, Value, Vec<u8>)| -> Vec<f32> {
+        tensor.2.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
     };
-    let weights = floats(&source, &format!("{module}.weight"));
-    let (scales, zeros) = (
-        floats(&artifact, &format!("{module}.weight_scale")),
-        floats(&artifact, &format!("{module}.weight_zero")),
-    );
-    let packed = artifact.tensor(&format!("{module}.weight_packed")).unwrap();
-    let k = packed.shape()[1] * 2;
+    let weights = floats(&source[&format!("{module}.weight")]);
+    let [scales, zeros] = ["scale", "zero"].map(|part| floats(&artifact[&format!("{module}.weight_{part}")]));
+    let (_, shape, packed) = &artifact[&format!("{module}.weight_packed")];
+    let k = usize::try_from(shape[1].as_u64().unwrap()).unwrap() * 2;
     let mut errors = vec![0.0; k];
     for (i, w) in weights.iter().enumerate() {
-        let code = packed.data()[i / 2] >> (4 * (i % 2)) & 15;
+        let code = packed[i / 2] >> (4 * (i % 2)) & 15;
         let decoded = (f32::from(code) - 8.0) * scales[i / GROUP] + zeros[i / GROUP];
         errors[i % k] += f64::from(w - decoded).powi(2);
     }
@@ -128,7 +121,7 @@ fn importance_moves_the_error_to_columns_that_count_less_in_both_forms_of_the_fi
     let weighted = |k: usize| f64::from(steep(k));
     quantize(&model, "w4a16", None, &options).expect(0);
     let (plain, plain_unweighted) = (total(&weighted), total(&|_| 1.0));
-    let without = tree(&model.out());
+    let without = all_tensors(&model.out());
 
     let path = written(&model, "imatrix.gguf", &gguf(&sums(&model, steep)));
     let run = quantize(&model, "w4a16", Some(&path), &options).expect(0);
@@ -142,13 +135,12 @@ fn importance_moves_the_error_to_columns_that_count_less_in_both_forms_of_the_fi
     let digest: String =
         Sha256::digest(fs::read(&path).unwrap()).iter().map(|b| format!("{b:02x}")).collect();
     assert_eq!(read_json(&model.out().join("spark-convert.json"))["calibration_sha256"], digest);
-    let shards = |tree: &BTreeMap<PathBuf, Vec<u8>>| tree[Path::new("model.safetensors")].clone();
-    let with = shards(&tree(&model.out()));
+    let with = all_tensors(&model.out());
 
     // The older form says the same in other words.
     let path = written(&model, "imatrix.dat", &list(&sums(&model, steep)));
     quantize(&model, "w4a16", Some(&path), &options).expect(0);
-    assert!(shards(&tree(&model.out())) == with, "the two forms made different weights");
+    assert!(all_tensors(&model.out()) == with, "the two forms made different weights");
 
     // Without --force it is what would be written, and with another matrix it is not.
     let again = ["--group-size", "64", "--layout", "row-major"];
@@ -158,7 +150,7 @@ fn importance_moves_the_error_to_columns_that_count_less_in_both_forms_of_the_fi
     // Where all columns count alike, nothing changes.
     let path = written(&model, "even.gguf", &gguf(&sums(&model, |_| 3.5)));
     quantize(&model, "w4a16", Some(&path), &options).expect(0);
-    assert!(shards(&tree(&model.out())) == shards(&without), "an even matrix is none");
+    assert!(all_tensors(&model.out()) == without, "an even matrix is none");
 }
 
 #[test]
@@ -206,7 +198,7 @@ fn what_has_no_effect_and_what_is_of_another_model_is_refused() {
         (&|s| drop(s.remove(UP)), &[UP, "nothing of this one", "llama-imatrix"]),
         (&|s| s.get_mut(UP).unwrap().truncate(1), &[UP, "made of another model"]),
         (&|s| s.get_mut(UP).unwrap()[3] = f32::NAN, &[UP, "NaN in column 3"]),
-        (&|s| s.get_mut(UP).unwrap()[5] = -1.0, &[UP, "-1 in column 5"]),
+        (&|s| s.get_mut(UP).unwrap()[5] = -1.0, &[UP, "in column 5"]),
     ];
     for (edit, words) in bad {
         refused(&gguf(&edited(edit)), words);

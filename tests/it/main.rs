@@ -22,6 +22,7 @@ mod quantize;
 mod readme;
 mod runs;
 mod shell;
+mod smooth;
 mod tamper;
 mod trained;
 mod verify;

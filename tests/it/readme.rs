@@ -1,8 +1,13 @@
 //! Every command of the README is run as it stands there.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+
+use xtask::fixtures::FixtureSpec;
+
+use crate::runs::{Model, run};
 
 /// The `sh` blocks of the README, with the word after `sh` that says how they are run.
 fn blocks() -> Vec<(String, Vec<String>)> {
@@ -39,6 +44,47 @@ fn shell(dir: &Path, line: &str) {
         .output()
         .unwrap();
     assert!(output.status.success(), "{line}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Keys of the table of `--json`, by the command in front of them.
+fn documented_keys() -> BTreeMap<String, BTreeSet<String>> {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let rows = readme.lines().skip_while(|l| !l.starts_with("| `--json` of")).skip(2);
+    let code = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    rows.take_while(|l| l.starts_with('|'))
+        .map(|row| {
+            let (command, keys) = row[1..].split_once('|').unwrap();
+            // What stands in brackets is of what is inside, or there sometimes.
+            let keys = keys.split('(').next().unwrap();
+            (command.trim().to_owned(), code(keys).into_iter().collect())
+        })
+        .collect()
+}
+
+#[test]
+fn json_has_the_keys_that_are_documented() {
+    let documented = documented_keys();
+    assert_eq!(documented.len(), 9);
+    let model = Model::new(FixtureSpec::tiny());
+    let dir = model.dir.to_str().unwrap();
+    let quantize = ["quantize", dir, "--scheme", "w8a8", "--out", "out"];
+    let export = ["export-npu", dir, "--precision", "fp32", "--context", "40", "--out", "npu"];
+    let runs: [(&str, &[&str]); 9] = [
+        ("`inspect` of a checkpoint", &["inspect", dir]),
+        ("`plan`", &["plan", dir]),
+        ("`quantize --dry-run`", &[&quantize[..], &["--dry-run"]].concat()),
+        ("`quantize`", &quantize),
+        ("`inspect` of an artifact", &["inspect", "out"]),
+        ("`export-npu --dry-run`", &[&export[..], &["--dry-run"]].concat()),
+        ("`export-npu`", &export),
+        ("`verify`", &["verify", "out", "--reference", dir, "--scenario", "none"]),
+        ("`generate`", &["generate", dir, "--tokens", "3,4", "--max-new-tokens", "2"]),
+    ];
+    for (name, args) in runs {
+        let json = run(model.root.path(), args.iter().chain(&["--json"])).expect(0).json();
+        let found: BTreeSet<String> = json.as_object().unwrap().keys().cloned().collect();
+        assert_eq!(found, documented[name], "{name}");
+    }
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl Int4 {
         }
     }
 
-    fn decode_group(&self, codes: &[u8], grid: StoredGrid, weights: &mut [f32]) {
+    pub(super) fn decode_group(&self, codes: &[u8], grid: StoredGrid, weights: &mut [f32]) {
         let scale = bf16::from_bits(grid.scale).to_f32();
         match self.grid {
             Grid::Symmetric(_) => symmetric::decode_group(codes, scale, weights),
