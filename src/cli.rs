@@ -237,6 +237,10 @@ pub struct QuantizeArgs {
     /// How codes are packed (w4a8) [default: gptq where it can say it]
     #[arg(long, value_enum)]
     pub packing: Option<PackingArg>,
+    /// Store the projections whose names match in another width, int8 or bf16, in compressed-tensors packing
+    /// (w4a8); a * stands for any text, and the last pattern that matches holds
+    #[arg(long = "override", value_name = "PATTERN=WIDTH")]
+    pub overrides: Vec<String>,
     /// Whether q, k and v stay one module (w4a8 in GPTQ packing) [default: fused]
     #[arg(long, value_enum)]
     pub qkv: Option<QkvArg>,

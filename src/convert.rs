@@ -153,7 +153,8 @@ pub fn peak_memory_bytes(plan: &Plan, checkpoint: &Checkpoint, format: &dyn Form
     let longest_row = checkpoint.specs.iter().map(|s| s.shape.last().map_or(0, |&n| n as u64 * 4)).max();
     let longest_row = longest_row.unwrap_or(0);
     let quantized = plan.steps().filter(|(_, step)| step.action == Action::Quantize);
-    let waiting = quantized.filter_map(|(_, s)| Some(format.codec(s.module)?.encoder_bytes(s.shape))).max();
+    let waiting =
+        quantized.filter_map(|(_, s)| Some(format.codec_at(s.module, s.layer)?.encoder_bytes(s.shape))).max();
     // An f32 source is copied as it is; a block is one row at least.
     let block = (BLOCK_BYTES as u64).max(longest_row);
     PROGRAM + 3 * block + threads as u64 * (PER_THREAD + 18 * longest_row) + waiting.unwrap_or(0)
@@ -221,7 +222,7 @@ impl Writing<'_> {
         for step in &planned.steps {
             let source = checkpoint.tensor(&step.source);
             let refused = |bad: NonFinite| refuse_non_finite(&planned.file_name, source, bad);
-            let codec = format.codec(step.module).filter(|_| step.action == Action::Quantize);
+            let codec = format.codec_at(step.module, step.layer).filter(|_| step.action == Action::Quantize);
             let multiple = codec.map_or(1, |codec| codec.row_multiple());
             let rows_per_block =
                 (BLOCK_BYTES / source.row_bytes().max(1) / multiple * multiple).max(multiple);
@@ -359,8 +360,8 @@ fn records(
     let mut hashes = written.tensors.iter();
     let mut records = Vec::new();
     for (step, sums) in planned.steps.iter().zip(sums) {
-        let Step { source, action, module, outputs, .. } = step;
-        let codec = format.codec(*module).filter(|_| *action == Action::Quantize);
+        let Step { source, action, module, layer, outputs, .. } = step;
+        let codec = format.codec_at(*module, *layer).filter(|_| *action == Action::Quantize);
         for (i, output) in outputs.iter().enumerate() {
             records.push(TensorRecord {
                 name: output.name.clone(),

@@ -7,6 +7,7 @@
 mod compressed_tensors;
 mod int4;
 mod int8;
+mod overrides;
 mod packed;
 mod read;
 mod solved;
@@ -20,6 +21,7 @@ use serde_json::{Map, Value};
 
 pub use int4::{Int4, Signs};
 pub use int8::{Activations, Int8, Int8Matrix};
+pub use overrides::{Overrides, Width};
 pub use packed::{Packed, Tolerance};
 pub use solved::{Choice, Inputs, SolvedRows};
 pub use w4a8::{Packing, QkvTensors, W4a8};
@@ -114,6 +116,11 @@ pub trait Format: Send + Sync {
     /// How a kind of module is stored; `None` leaves it as the source has it. For the head, whether it
     /// is stored apart from the embedding.
     fn codec(&self, module: Module) -> Option<&dyn Codec>;
+
+    /// The same for one layer's module: some may be overridden.
+    fn codec_at(&self, module: Module, _layer: Option<usize>) -> Option<&dyn Codec> {
+        self.codec(module)
+    }
 
     /// Whether q, k and v are modules of their own.
     fn splits_qkv(&self) -> bool {
@@ -234,7 +241,7 @@ pub fn kept_modules(format: &dyn Format, config: &SparkConfig) -> Vec<(String, S
     let specs = tensor_specs(config);
     let kept = |spec: &crate::spark::TensorSpec| {
         let [out, input] = spec.shape[..] else { return None };
-        match format.codec(spec.module)?.fits([out, input]) {
+        match format.codec_at(spec.module, spec.layer)?.fits([out, input]) {
             Fit::Keep(why) => Some((crate::plan::module_of(&spec.name).to_owned(), why)),
             _ => None,
         }

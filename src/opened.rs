@@ -70,8 +70,8 @@ impl Artifact {
             Kernels::OfTheScheme => packed_linear(packed),
             Kernels::FloatActivations => packed_linear_on_floats(packed),
         };
-        let read = |module: Module, name: &str, shape: [usize; 2]| -> Result<Option<Packed<'_>>> {
-            let Some(codec) = self.format.codec(module) else { return Ok(None) };
+        let read = |spec: &TensorSpec, name: &str, shape: [usize; 2]| -> Result<Option<Packed<'_>>> {
+            let Some(codec) = self.format.codec_at(spec.module, spec.layer) else { return Ok(None) };
             if matches!(codec.fits(shape), Fit::Keep(_)) {
                 return Ok(None);
             }
@@ -90,18 +90,18 @@ impl Artifact {
             if spec.module == Module::QkvProj && self.format.splits_qkv() {
                 let mut parts = Vec::new();
                 for (name, rows) in qkv_parts(&spec.name, &self.config) {
-                    match read(spec.module, &name, [rows.len(), input])? {
+                    match read(spec, &name, [rows.len(), input])? {
                         Some(part) => parts.push(packed_linear(part)?),
                         None => return Ok(None),
                     }
                 }
                 return Ok(Some(Box::new(StackedLinear::new(parts)?)));
             }
-            read(spec.module, module_of(&spec.name), [out, input])?.map(packed_linear).transpose()
+            read(spec, module_of(&spec.name), [out, input])?.map(packed_linear).transpose()
         };
         let embedding = |spec: &TensorSpec| -> Result<Option<Box<dyn Embedding + '_>>> {
             let [out, input] = spec.shape[..] else { return Ok(None) };
-            match read(spec.module, module_of(&spec.name), [out, input])? {
+            match read(spec, module_of(&spec.name), [out, input])? {
                 Some(Packed::Int4(matrix)) => Ok(Some(Box::new(PackedEmbedding::new(matrix)))),
                 _ => Ok(None),
             }

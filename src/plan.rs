@@ -156,7 +156,8 @@ pub fn steps_of(
         step(spec.module, 0..shape[0], Action::Copy, vec![output])
     };
     let quantize = |module: Module, name: &str, rows: Range<usize>| {
-        let codec = format.codec(module).filter(|codec| !matches!(codec.fits(shape), Fit::Keep(_)))?;
+        let codec =
+            format.codec_at(module, spec.layer).filter(|codec| !matches!(codec.fits(shape), Fit::Keep(_)))?;
         let outputs = codec.outputs(name, [rows.len(), shape[1]]);
         Some(step(module, rows, Action::Quantize, outputs))
     };
@@ -206,7 +207,7 @@ fn check_fit(checkpoint: &Checkpoint, format: &dyn Format) -> Result<()> {
             _ => whole.to_vec(),
         };
         for (_, rows) in parts {
-            let fit = format.codec(spec.module).map(|codec| codec.fits([rows.len(), input]));
+            let fit = format.codec_at(spec.module, spec.layer).map(|codec| codec.fits([rows.len(), input]));
             match (fit, spec.module) {
                 (Some(Fit::Refuse(why)), _) => {
                     return refuse(&spec.name, why, "choose options that fit, or --scheme w8a8");

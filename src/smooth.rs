@@ -282,7 +282,7 @@ impl<'a> Reader<'a> {
         spec: &TensorSpec,
         seen: &Seen,
     ) -> Option<Self> {
-        let codec = format.codec(spec.module)?;
+        let codec = format.codec_at(spec.module, spec.layer)?;
         let source = checkpoint.tensor(&spec.name);
         let stride = source.rows().div_ceil(MAX_ROWS);
         let mut reader =

@@ -434,7 +434,7 @@ impl Solve<'_> {
     /// Solves one module into its file and, if there is room given, its decoded rows. Returns the
     /// squared error of its outputs.
     fn module(&self, step: &Step, inputs: Inputs<'_>, mut decoded: Option<&mut [f32]>) -> Result<f64> {
-        let codec: &dyn Codec = match self.format.codec(step.module) {
+        let codec: &dyn Codec = match self.format.codec_at(step.module, step.layer) {
             Some(codec) => codec,
             None => return Ok(0.0),
         };

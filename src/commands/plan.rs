@@ -205,7 +205,8 @@ fn costs(build: Build, checkpoint: &Checkpoint, request: &Request) -> Result<Cos
     let repacked =
         !matches!(build, Build::W4a16 { layout: Layout::TinygemmAvx512 | Layout::TinygemmAvx2, .. });
     let four_bits = plan.steps().filter(|(_, step)| {
-        step.action == Action::Quantize && format.codec(step.module).is_some_and(|c| c.group_size().is_some())
+        step.action == Action::Quantize
+            && format.codec_at(step.module, step.layer).is_some_and(|c| c.group_size().is_some())
     });
     let widened = four_bits.map(|(_, step)| step.weights().saturating_mul(4)).max().unwrap_or(0);
     let disk_bytes = plan.sizes.tensor_bytes;

@@ -112,7 +112,7 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
 fn request(args: &QuantizeArgs) -> Result<Request> {
     let model = model_arg::resolve(args.model.as_deref(), "MODEL")?;
     let checkpoint = Checkpoint::open(&model)?;
-    let format = scheme::format(args)?;
+    let format = scheme::format(args, &checkpoint.config)?;
     let plan = Plan::new(&checkpoint, format.as_ref())?;
     let imatrix = if args.imatrix.is_some() { "-imatrix" } else { "" };
     let smooth = if args.smooth { "-smooth" } else { "" };

@@ -2,14 +2,15 @@
 
 use crate::cli::{HeadArg, LayoutArg, PackingArg, QkvArg, QuantizeArgs, QuantizeMethodArg, SchemeArg};
 use crate::error::{Failure, Result};
-use crate::formats::{Format, Head, Layout, QkvTensors, Signs, W4a8, W4a16, W8a8};
+use crate::formats::{Format, Head, Layout, Overrides, QkvTensors, Signs, W4a8, W4a16, W8a8};
 use crate::quant::Method;
+use crate::spark::SparkConfig;
 
 /// The format that the arguments ask for.
 ///
 /// # Errors
 /// An option that would have no effect, or options that contradict each other.
-pub(crate) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
+pub(crate) fn format(args: &QuantizeArgs, config: &SparkConfig) -> Result<Box<dyn Format>> {
     let method = match args.method {
         QuantizeMethodArg::Rtn => Method::RoundToNearest,
         QuantizeMethodArg::Search => Method::Search,
@@ -30,7 +31,7 @@ pub(crate) fn format(args: &QuantizeArgs) -> Result<Box<dyn Format>> {
     }
     Ok(match args.scheme {
         SchemeArg::W8a8 => Box::new(w8a8(args, method)?),
-        SchemeArg::W4a8 => Box::new(w4a8(args, method)?),
+        SchemeArg::W4a8 => Box::new(w4a8(args, method, config)?),
         SchemeArg::W4a16 => Box::new(w4a16(args, method)?),
     })
 }
@@ -46,11 +47,15 @@ fn w8a8(args: &QuantizeArgs, method: Method) -> Result<W8a8> {
     }
 }
 
-fn w4a8(args: &QuantizeArgs, method: Method) -> Result<W4a8> {
+fn w4a8(args: &QuantizeArgs, method: Method, config: &SparkConfig) -> Result<W4a8> {
     refuse_w4a16_options(args, "w4a8")?;
     let group_size = group_size(args, &W4a8::GROUP_SIZES, "vLLM")?;
     let head = head(args);
-    let needs_compressed_tensors = [(args.asymmetric, "--asymmetric"), (head == Head::Int8, "--head int8")];
+    let needs_compressed_tensors = [
+        (args.asymmetric, "--asymmetric"),
+        (head == Head::Int8, "--head int8"),
+        (!args.overrides.is_empty(), "--override"),
+    ];
     let reason = needs_compressed_tensors.into_iter().find(|(needed, _)| *needed).map(|(_, option)| option);
     let packing = match (args.packing, reason) {
         (Some(PackingArg::Gptq), Some(reason)) => {
@@ -78,7 +83,9 @@ fn w4a8(args: &QuantizeArgs, method: Method) -> Result<W4a8> {
         PackingArg::CompressedTensors => {
             refuse(args.qkv.is_some(), "--qkv: compressed-tensors packing keeps q, k and v fused")?;
             refuse(args.no_negative_scales, "--no-negative-scales: compressed-tensors packing has none")?;
-            Ok(W4a8::compressed_tensors(method, group_size, args.asymmetric, head))
+            let overrides = Overrides::resolve(&args.overrides, config)
+                .map_err(|why| Failure::usage(format!("--override {why}")))?;
+            Ok(W4a8::compressed_tensors(method, group_size, args.asymmetric, head).with_overrides(overrides))
         }
     }
 }
@@ -136,6 +143,7 @@ fn refuse_w4a8_options(args: &QuantizeArgs, scheme: &str) -> Result<()> {
     for (given, option) in [
         (args.asymmetric, "--asymmetric"),
         (args.packing.is_some(), "--packing"),
+        (!args.overrides.is_empty(), "--override"),
         (args.qkv.is_some(), "--qkv"),
         (args.no_negative_scales, "--no-negative-scales"),
     ] {

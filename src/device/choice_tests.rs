@@ -2,6 +2,7 @@ use clap::Parser;
 
 use super::*;
 use crate::cli::{Cli, Command};
+use crate::spark::SparkConfig;
 
 const fn w8a8() -> Build {
     Build::W8a8 { int8_head: false }
@@ -57,6 +58,8 @@ fn every_row_of_the_table() {
 /// What the plan says to type makes the format whose sizes it states.
 #[test]
 fn arguments_and_format_are_the_same_build() {
+    let config = serde_json::from_str(include_str!("../../fixtures/spark-tiny/config.json")).unwrap();
+    let config = SparkConfig::parse(&config).unwrap();
     for target in Target::ALL {
         for build in Build::candidates(target) {
             let Some(arguments) = build.arguments() else {
@@ -66,7 +69,7 @@ fn arguments_and_format_are_the_same_build() {
             let words = ["spark-convert"].into_iter().chain(arguments.split(' '));
             match (Cli::try_parse_from(words).unwrap().command, build.format()) {
                 (Command::Quantize(args), Some(format)) => {
-                    let typed = crate::commands::format_of(&args).unwrap();
+                    let typed = crate::commands::format_of(&args, &config).unwrap();
                     assert_eq!(typed.scheme(), format.scheme(), "{arguments}");
                     assert_eq!(typed.options(), format.options(), "{arguments}");
                 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::int4::{Grid, Signs, Storage};
 use super::int8::Activations;
-use super::{Codec, Format, Gates, Head, Int4, Int8, Options, compressed_tensors as ct};
+use super::{Codec, Format, Gates, Head, Int4, Int8, Options, Overrides, Width, compressed_tensors as ct};
 use crate::quant::Method;
 use crate::spark::Module;
 
@@ -33,12 +33,14 @@ pub enum QkvTensors {
 }
 
 /// The W4A8 format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct W4a8 {
     codec: Int4,
-    int8_head: Int8,
+    /// Of an int8 head, and of modules in that width.
+    int8: Int8,
     head: Head,
     qkv: QkvTensors,
+    overrides: Overrides,
 }
 
 impl W4a8 {
@@ -67,6 +69,12 @@ impl W4a8 {
         Self::new(grid, Storage::PackQuantized, method, group_size, head, QkvTensors::Fused)
     }
 
+    /// Stores some modules in another width; of compressed-tensors packing.
+    #[must_use]
+    pub fn with_overrides(self, overrides: Overrides) -> Self {
+        Self { overrides, ..self }
+    }
+
     fn new(
         grid: Grid,
         storage: Storage,
@@ -76,7 +84,13 @@ impl W4a8 {
         qkv: QkvTensors,
     ) -> Self {
         let codec = Int4 { scheme: Self::SCHEME, grid, storage, method, group_size };
-        Self { codec, int8_head: Int8 { method, activations: Activations::Int8 }, head, qkv }
+        Self {
+            codec,
+            int8: Int8 { method, activations: Activations::Int8 },
+            head,
+            qkv,
+            overrides: Overrides::default(),
+        }
     }
 
     /// The inverse of [`Format::options`].
@@ -97,7 +111,13 @@ impl W4a8 {
             _ => None,
         })?;
         let format = match packing {
-            Packing::CompressedTensors => Self::compressed_tensors(method, group_size, asymmetric, head),
+            Packing::CompressedTensors => {
+                let overrides = options.take("overrides", |json| match json {
+                    Value::Null => Some(Overrides::default()),
+                    json => Overrides::from_json(json).filter(|o| !o.is_empty()),
+                })?;
+                Self::compressed_tensors(method, group_size, asymmetric, head).with_overrides(overrides)
+            }
             Packing::Gptq => {
                 let signs = options.take("negative_scales", |both| {
                     both.as_bool().map(|both| if both { Signs::Both } else { Signs::Positive })
@@ -148,18 +168,22 @@ impl W4a8 {
 
     fn compressed_tensors_config(&self) -> Value {
         let symmetric = self.codec.grid != Grid::ZeroPoint;
-        let group = |targets: &[&str]| ct::int4_group(targets, self.codec.group_size, symmetric);
+        let (mut four, mut eight) = (vec!["Linear"], Vec::new());
+        let mut ignore = vec![ct::HEAD_GATE];
         match self.head {
-            Head::Source => {
-                ct::block("pack-quantized", &["lm_head", ct::HEAD_GATE], vec![group(&["Linear"])])
-            }
+            Head::Source => ignore.insert(0, "lm_head"),
             // The head's class in vLLM is not a Linear: only its name reaches it.
-            Head::Int4 => ct::block("pack-quantized", &[ct::HEAD_GATE], vec![group(&["Linear", "lm_head"])]),
-            Head::Int8 => {
-                let groups = vec![group(&["Linear"]), ct::int8_group(&["re:.*lm_head$"])];
-                ct::block("mixed-precision", &[ct::HEAD_GATE], groups)
-            }
+            Head::Int4 => four.push("lm_head"),
+            Head::Int8 => eight.push("re:.*lm_head$"),
         }
+        // A name counts before the class does, so these are not taken for 4-bit ones.
+        let [int8, source] = [Width::Int8, Width::Source].map(|width| self.overrides.expressions(width));
+        eight.extend(int8.iter().map(String::as_str));
+        ignore.extend(source.iter().map(String::as_str));
+        let mut groups = vec![ct::int4_group(&four, self.codec.group_size, symmetric)];
+        let format = if eight.is_empty() { "pack-quantized" } else { "mixed-precision" };
+        groups.extend((!eight.is_empty()).then(|| ct::int8_group(&eight)));
+        ct::block(format, &ignore, groups)
     }
 }
 
@@ -181,6 +205,9 @@ impl Format for W4a8 {
         match self.packing() {
             Packing::CompressedTensors => {
                 options.insert("packing".to_owned(), "compressed-tensors".into());
+                if !self.overrides.is_empty() {
+                    options.insert("overrides".to_owned(), self.overrides.to_json());
+                }
             }
             Packing::Gptq => {
                 options.insert("packing".to_owned(), "gptq".into());
@@ -195,7 +222,8 @@ impl Format for W4a8 {
 
     fn name_suffix(&self) -> String {
         let asymmetric = self.codec.grid == Grid::ZeroPoint;
-        let implied = asymmetric || self.head == Head::Int8;
+        let mixed = !self.overrides.is_empty();
+        let implied = asymmetric || mixed || self.head == Head::Int8;
         let group_size = self.codec.group_size;
         let group = if group_size == 128 { String::new() } else { format!("-g{group_size}") };
         [
@@ -208,6 +236,7 @@ impl Format for W4a8 {
                 Head::Source => "-head16",
             },
             if self.qkv == QkvTensors::Split { "-qkv" } else { "" },
+            if mixed { "-mixed" } else { "" },
             if self.packing() == Packing::Gptq && self.codec.grid == Grid::Symmetric(Signs::Positive) {
                 "-pos"
             } else {
@@ -221,9 +250,17 @@ impl Format for W4a8 {
     fn codec(&self, module: Module) -> Option<&dyn Codec> {
         match (module, self.head) {
             (Module::LmHead, Head::Source) => None,
-            (Module::LmHead, Head::Int8) => Some(&self.int8_head),
+            (Module::LmHead, Head::Int8) => Some(&self.int8),
             (Module::LmHead, Head::Int4) => Some(&self.codec),
             (module, _) => module.is_projection().then_some(&self.codec as &dyn Codec),
+        }
+    }
+
+    fn codec_at(&self, module: Module, layer: Option<usize>) -> Option<&dyn Codec> {
+        match self.overrides.of(module, layer) {
+            Some(Width::Int8) => Some(&self.int8),
+            Some(Width::Source) => None,
+            None => self.codec(module),
         }
     }
 

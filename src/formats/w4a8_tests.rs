@@ -36,7 +36,7 @@ fn patched(format: &W4a8) -> Map<String, Value> {
 fn options_come_back_and_names_tell_formats_apart() {
     let mut names = std::collections::HashSet::new();
     for format in all() {
-        assert_eq!(W4a8::from_options(&format.options()), Ok(format));
+        assert_eq!(W4a8::from_options(&format.options()), Ok(format.clone()));
         assert!(names.insert(format.name_suffix()), "{}", format.name_suffix());
     }
     assert_eq!(default().name_suffix(), "");

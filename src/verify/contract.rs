@@ -130,7 +130,7 @@ fn check_tensors(
     let mut expected = HashSet::new();
     for step in expected_steps(checkpoint, format) {
         expected.extend(step.outputs.iter().map(|o| o.name.clone()));
-        match format.codec(step.module).filter(|_| step.action == Action::Quantize) {
+        match format.codec_at(step.module, step.layer).filter(|_| step.action == Action::Quantize) {
             None => findings.extend(check_copy(files, checkpoint, smoothing, &step)),
             Some(codec) => {
                 let read = codec.read(files, step.module_name(), step.shape);

@@ -50,7 +50,9 @@ pub fn check_weights(
         interrupt.check()?;
         let source = checkpoint.tensor(&step.source);
         progress.advance((step.rows.len() * source.row_bytes()) as u64, step.module_name());
-        let Some(codec) = format.codec(step.module).filter(|_| step.action == Action::Quantize) else {
+        let Some(codec) =
+            format.codec_at(step.module, step.layer).filter(|_| step.action == Action::Quantize)
+        else {
             continue;
         };
         // What cannot be read is a finding of the contract.

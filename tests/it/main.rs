@@ -16,6 +16,7 @@ mod hostile;
 mod imatrix;
 mod known_failures;
 mod metrics;
+mod overrides;
 mod plan;
 mod poison;
 mod quantize;

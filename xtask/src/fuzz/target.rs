@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use spark_convert::artifact::Manifest;
+use spark_convert::calibrate::Importance;
 use spark_convert::checkpoint::Checkpoint;
 use spark_convert::interpreter::Session;
 use spark_convert::npu::runner::OpenedExport;
@@ -15,9 +16,10 @@ use spark_convert::spark::{SparkConfig, tensor_specs};
 use spark_convert::tokenize::{Chat, ChatTemplate, Tokenizer};
 
 use crate::fixtures::FixtureSpec;
+use crate::gguf::{Gguf, Kind};
 
 /// Every target.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 12] = [
     "safetensors",
     "index",
     "config",
@@ -28,6 +30,8 @@ pub const NAMES: [&str; 10] = [
     "artifact-weights",
     "npu-manifest",
     "onnx",
+    "gguf",
+    "imatrix",
 ];
 
 /// One kind of file with the reader that is tried on it.
@@ -47,6 +51,7 @@ pub struct Target {
 }
 
 const MODEL: &str = "model";
+const GGUF: &str = "model.gguf";
 const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
 
 impl Target {
@@ -73,15 +78,23 @@ impl Target {
             "artifact-config" => (Some(QUANTIZE), "config.json"),
             "artifact-weights" => (Some(QUANTIZE), FIRST_SHARD),
             "npu-manifest" => (Some(EXPORT), "manifest.json"),
+            "gguf" => (None, GGUF),
+            "imatrix" => (None, "imatrix.dat"),
             _ => (Some(EXPORT), "step/model.onnx"),
         };
         if let Some(arguments) = made_by {
             make(binary, arguments, &model, &root.path().join("artifact"))?;
         }
+        match name {
+            "gguf" => fs::write(model.join(file), Gguf::of_checkpoint(&model, Kind::Q8_0)?.bytes())?,
+            "imatrix" => fs::write(model.join(file), importance(&model)?)?,
+            _ => {}
+        }
         let mut head = fs::read(model.join(file))?;
         // Weights are data; damage to them is what hashes are for.
         let parsed = match file {
             FIRST_SHARD => header_end(&head)?,
+            GGUF => head.len() - data_bytes(&Gguf::of_checkpoint(&model, Kind::Q8_0)?),
             _ => head.len(),
         };
         let tail = head.split_off(parsed);
@@ -142,6 +155,14 @@ impl Target {
                 let model = Model::decode(head, "model.data")?;
                 Session::new(&model, &self.data)?;
             }
+            "gguf" => {
+                write(head)?;
+                Opened::open(&dir.join(GGUF))?.model()?;
+            }
+            "imatrix" => {
+                let config = serde_json::from_slice(&fs::read(dir.join("config.json"))?)?;
+                Importance::parse("imatrix.dat", head, &SparkConfig::parse(&config)?)?;
+            }
             "artifact-config" | "artifact-weights" => {
                 write(head)?;
                 Opened::open(&dir)?.model()?;
@@ -165,6 +186,27 @@ fn make(binary: &Path, arguments: &[&str], model: &Path, out: &Path) -> Result<(
     fs::remove_dir_all(model)?;
     fs::rename(out, model)?;
     Ok(())
+}
+
+/// Bytes of the tensors of a GGUF file, each of which ends at a multiple of 32.
+fn data_bytes(file: &Gguf) -> usize {
+    file.tensors.iter().map(|t| t.bytes.len().next_multiple_of(32)).sum()
+}
+
+/// An importance matrix of a model, in the form that is not GGUF.
+fn importance(model: &Path) -> Result<Vec<u8>> {
+    let file = Gguf::of_checkpoint(model, Kind::F32)?;
+    let matrices: Vec<_> = file.tensors.iter().filter(|t| t.shape.len() == 2).collect();
+    let number = |n: u64| -> Result<[u8; 4]> { Ok(i32::try_from(n)?.to_le_bytes()) };
+    let mut out = number(matrices.len() as u64)?.to_vec();
+    for tensor in matrices {
+        out.extend(number(tensor.name.len() as u64)?);
+        out.extend(tensor.name.as_bytes());
+        out.extend(number(4)?);
+        out.extend(number(tensor.shape[1])?);
+        out.extend((0..tensor.shape[1]).flat_map(|k| (k as f32 + 0.5).to_le_bytes()));
+    }
+    Ok(out)
 }
 
 /// Where the data of a safetensors file begins.

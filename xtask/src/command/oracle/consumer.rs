@@ -22,23 +22,51 @@ struct Form {
     kernel: &'static str,
     /// Whether the head is one of them.
     head: bool,
+    /// Linears of a layer on that kernel, gate and up being one.
+    per_layer: u64,
 }
 
-const VLLM_FORMS: [Form; 9] = [
-    Form { scheme: "w8a8", options: &[], kernel: "Int8", head: false },
-    Form { scheme: "w8a8", options: &["--head", "int8"], kernel: "Int8", head: true },
-    Form { scheme: "w4a8", options: &["--group-size", "32"], kernel: "WNA16", head: true },
-    Form { scheme: "w4a8", options: &["--group-size", "64"], kernel: "WNA16", head: true },
-    Form { scheme: "w4a8", options: &["--group-size", "64", "--head", "bf16"], kernel: "WNA16", head: false },
-    Form { scheme: "w4a8", options: &["--group-size", "64", "--asymmetric"], kernel: "WNA16", head: true },
+const VLLM_FORMS: [Form; 10] = [
+    Form { scheme: "w8a8", options: &[], kernel: "Int8", head: false, per_layer: 4 },
+    Form { scheme: "w8a8", options: &["--head", "int8"], kernel: "Int8", head: true, per_layer: 4 },
+    Form { scheme: "w4a8", options: &["--group-size", "32"], kernel: "WNA16", head: true, per_layer: 4 },
+    Form { scheme: "w4a8", options: &["--group-size", "64"], kernel: "WNA16", head: true, per_layer: 4 },
+    Form {
+        scheme: "w4a8",
+        options: &["--group-size", "64", "--head", "bf16"],
+        kernel: "WNA16",
+        head: false,
+        per_layer: 4,
+    },
+    Form {
+        scheme: "w4a8",
+        options: &["--group-size", "64", "--asymmetric"],
+        kernel: "WNA16",
+        head: true,
+        per_layer: 4,
+    },
     Form {
         scheme: "w4a8",
         options: &["--group-size", "64", "--asymmetric", "--head", "int8"],
         kernel: "WNA16",
         head: false,
+        per_layer: 4,
     },
-    Form { scheme: "w4a8", options: &["--group-size", "64", "--head", "int8"], kernel: "WNA16", head: false },
-    Form { scheme: "w4a8", options: &["--group-size", "128"], kernel: "WNA16", head: true },
+    Form {
+        scheme: "w4a8",
+        options: &["--group-size", "64", "--head", "int8"],
+        kernel: "WNA16",
+        head: false,
+        per_layer: 4,
+    },
+    Form { scheme: "w4a8", options: &["--group-size", "128"], kernel: "WNA16", head: true, per_layer: 4 },
+    Form {
+        scheme: "w4a8",
+        options: &["--group-size", "64", "--asymmetric", "--override", "*down_proj=int8"],
+        kernel: "WNA16",
+        head: true,
+        per_layer: 3,
+    },
 ];
 
 /// Prompts from shorter than the window to several times as long.
@@ -66,7 +94,7 @@ pub(super) fn vllm(dir: &Path, python: &str, binary: &Path, sources: &[Source]) 
             }
             let artifact = temp.path().join(format!("{}-{i}", source.name));
             make(binary, source, form.scheme, form.options, &artifact)?;
-            let has_int8 = !four_bits || form.options.contains(&"int8");
+            let has_int8 = !four_bits || form.options.iter().any(|o| o.ends_with("int8"));
             if has_int8 && !has_vnni() {
                 seven_bits(&artifact)?;
             }
@@ -85,7 +113,7 @@ pub(super) fn vllm(dir: &Path, python: &str, binary: &Path, sources: &[Source]) 
                 .filter_map(|(_, count)| count[0].as_u64())
                 .sum();
             let label = format!("vllm {}: {} {:?}", source.name, form.scheme, form.options);
-            let expected = 4 * source.layers + u64::from(form.head);
+            let expected = form.per_layer * source.layers + u64::from(form.head);
             if count != expected {
                 bail!("{label}: {count} modules on {}, expected {expected}: {methods:?}", form.kernel);
             }
