@@ -49,7 +49,7 @@ const TASK_ROWS: usize = 32;
 /// Tokens between two looks at the interrupt.
 const PIECE: usize = 256;
 /// A fold has to be worth something: the error must fall below this part of what it was.
-const WORTH: f64 = 0.99;
+const WORTH: f64 = 0.97;
 
 /// The four folds of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
