@@ -93,11 +93,10 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
 
 fn request(args: &QuantizeArgs) -> Result<Request> {
     let model = model_arg::resolve(args.model.as_deref(), "MODEL")?;
-    let checkpoint = Checkpoint::open(&model)?;
+    let checkpoint = model_arg::open(&model, args.tokenizer.as_deref())?;
     let format = scheme::format(args)?;
     let plan = Plan::new(&checkpoint, format.as_ref())?;
-    let default_name =
-        || format!("{}-{}{}", checkpoint.dir.model_name(), format.scheme(), format.name_suffix());
+    let default_name = || format!("{}-{}{}", checkpoint.model_name(), format.scheme(), format.name_suffix());
     let out = args.out.clone().unwrap_or_else(|| Path::new("artifacts").join(default_name()));
     if out.as_os_str().is_empty() {
         return Err(Failure::usage("--out is empty; is a variable not set?"));
@@ -105,6 +104,7 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     // A trailing slash or "/." would hide the name that the staging directory is made from.
     let out: PathBuf = out.components().collect();
     refuse_overlap(&out, checkpoint.dir.path())?;
+    refuse_overlap(&out, checkpoint.path())?;
     let sequences = match format.method() {
         Method::Gptq => {
             let context = CALIBRATION_CONTEXT.min(checkpoint.config.max_position_embeddings);
