@@ -35,4 +35,5 @@ targets! {
     a_damaged_artifact: "artifact-weights", 500;
     a_damaged_export_manifest: "npu-manifest", 500;
     a_damaged_graph: "onnx", 1000;
+    a_damaged_gguf: "gguf", 500;
 }

@@ -15,9 +15,10 @@ use spark_convert::spark::{SparkConfig, tensor_specs};
 use spark_convert::tokenize::{Chat, ChatTemplate, Tokenizer};
 
 use crate::fixtures::FixtureSpec;
+use crate::gguf::{Gguf, Kind, Pair};
 
 /// Every target.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     "safetensors",
     "index",
     "config",
@@ -28,6 +29,7 @@ pub const NAMES: [&str; 10] = [
     "artifact-weights",
     "npu-manifest",
     "onnx",
+    "gguf",
 ];
 
 /// One kind of file with the reader that is tried on it.
@@ -47,6 +49,7 @@ pub struct Target {
 }
 
 const MODEL: &str = "model";
+const GGUF: &str = "model.gguf";
 const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
 
 impl Target {
@@ -73,15 +76,21 @@ impl Target {
             "artifact-config" => (Some(QUANTIZE), "config.json"),
             "artifact-weights" => (Some(QUANTIZE), FIRST_SHARD),
             "npu-manifest" => (Some(EXPORT), "manifest.json"),
+            "gguf" => (None, GGUF),
             _ => (Some(EXPORT), "step/model.onnx"),
         };
         if let Some(arguments) = made_by {
             make(binary, arguments, &model, &root.path().join("artifact"))?;
         }
+        let data_bytes = match name {
+            "gguf" => write_gguf(&model)?,
+            _ => 0,
+        };
         let mut head = fs::read(model.join(file))?;
         // Weights are data; damage to them is what hashes are for.
         let parsed = match file {
             FIRST_SHARD => header_end(&head)?,
+            GGUF => head.len() - data_bytes,
             _ => head.len(),
         };
         let tail = head.split_off(parsed);
@@ -142,6 +151,10 @@ impl Target {
                 let model = Model::decode(head, "model.data")?;
                 Session::new(&model, &self.data)?;
             }
+            "gguf" => {
+                write(head)?;
+                Checkpoint::open_gguf(&dir.join(GGUF), None)?;
+            }
             "artifact-config" | "artifact-weights" => {
                 write(head)?;
                 Opened::open(&dir)?.model()?;
@@ -165,6 +178,24 @@ fn make(binary: &Path, arguments: &[&str], model: &Path, out: &Path) -> Result<(
     fs::remove_dir_all(model)?;
     fs::rename(out, model)?;
     Ok(())
+}
+
+/// Writes the model as a GGUF file into its own directory, with the vocabulary that its tokenizer has.
+/// Returns the bytes of all tensors.
+fn write_gguf(model: &Path) -> Result<usize> {
+    let mut file = Gguf::of_checkpoint(model, Kind::Bf16)?;
+    let tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(model.join("tokenizer.json"))?)?;
+    let vocabulary = tokenizer["model"]["vocab"].as_object().context("model.vocab")?;
+    // Ordinary tokens are 1, unused ones 5.
+    let (mut tokens, mut types) = (vec![String::new(); 448], vec![5; 448]);
+    for (token, id) in vocabulary {
+        let id = usize::try_from(id.as_u64().context("an id")?)?;
+        (tokens[id], types[id]) = (token.clone(), 1);
+    }
+    file.set("tokenizer.ggml.tokens", Pair::Texts(tokens));
+    file.set("tokenizer.ggml.token_type", Pair::Numbers(types));
+    fs::write(model.join(GGUF), file.bytes())?;
+    Ok(file.data_bytes())
 }
 
 /// Where the data of a safetensors file begins.
