@@ -3,7 +3,7 @@
 //! [`ModelDir`] guards which files may be opened, [`TensorFiles`] maps the safetensors files and
 //! proves that they agree with their index, [`Checkpoint`] adds what makes a directory a Spark-X2.5
 //! checkpoint. Artifacts are read back through the first two. [`GgufFile`] is a model in one file, as
-//! llama.cpp has it.
+//! llama.cpp has it; one of floats also gives the tensors of a [`Checkpoint`].
 //!
 //! Inputs must not change while they are mapped: a file that shrinks under the map ends the process
 //! (with a word, see [`crate::interrupt::end_on_shortened_input`]). [`TensorFiles::check_unchanged`] tells
@@ -11,11 +11,13 @@
 
 mod directory;
 mod gguf_file;
+mod gguf_source;
 mod header;
 mod inventory;
 mod tensor_files;
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 pub use directory::ModelDir;
 pub use gguf_file::{GgufFile, is_gguf};
@@ -39,6 +41,8 @@ pub const MANIFEST_FILE: &str = "spark-convert.json";
 pub struct Checkpoint {
     /// The directory.
     pub dir: ModelDir,
+    /// The GGUF file that the tensors come from, as the user named it; `dir` has all else.
+    pub gguf: Option<PathBuf>,
     /// What config.json says.
     pub config: SparkConfig,
     /// config.json as it stands, key order kept.
@@ -61,9 +65,45 @@ impl Checkpoint {
     /// # Errors
     /// Anything that is missing, malformed, incomplete, unknown or not full precision.
     pub fn open(path: &Path) -> Result<Self> {
+        if is_gguf(path) {
+            return Err(InputError::file(path.display())
+                .expected("a checkpoint in safetensors")
+                .found("a GGUF file")
+                .hint("quantize, plan and verify --reference take one of floats; export-npu does not")
+                .into());
+        }
         let dir = ModelDir::open(path)?;
         let (config_json, config) = read_config(&dir)?;
         let files = TensorFiles::open(&dir)?;
+        Self::new(dir, None, (config_json, config), files)
+    }
+
+    /// Opens the tensors of a GGUF file of floats, with the configuration, tokenizer and all else of the
+    /// model directory `companions`, or of the directory that the file lies in. Of tensors, it reads norms
+    /// only.
+    ///
+    /// # Errors
+    /// As [`GgufFile::open`] and [`Self::open`], and when the file is quantized or of another model than
+    /// the directory.
+    pub fn open_gguf(path: &Path, companions: Option<&Path>) -> Result<Self> {
+        let gguf_source::Opened { dir, config_json, config, files } = gguf_source::open(path, companions)?;
+        Self::new(dir, Some(path.to_owned()), (config_json, config), files)
+    }
+
+    /// Anonymous memory that opening took at most, beyond headers, in bytes.
+    pub fn opening_bytes(&self) -> u64 {
+        match &self.gguf {
+            Some(_) => gguf_source::peak_memory_bytes(&self.dir, self.config.vocab_size),
+            None => 0,
+        }
+    }
+
+    fn new(
+        dir: ModelDir,
+        gguf: Option<PathBuf>,
+        (config_json, config): (serde_json::Value, SparkConfig),
+        files: TensorFiles,
+    ) -> Result<Self> {
         let inventory = inventory::check(&config, &files)?;
         let (side_files, mut notes) = dir.side_files(&files)?;
         notes.splice(0..0, config.notes.iter().cloned());
@@ -83,6 +123,7 @@ impl Checkpoint {
         }
         Ok(Self {
             dir,
+            gguf,
             config,
             config_json,
             files,
@@ -91,6 +132,37 @@ impl Checkpoint {
             side_files,
             notes,
         })
+    }
+
+    /// What the user named: the directory, or the GGUF file.
+    pub fn path(&self) -> &Path {
+        self.gguf.as_deref().unwrap_or_else(|| self.dir.path())
+    }
+
+    /// A name for the model, that of the directory or the GGUF file.
+    pub fn model_name(&self) -> String {
+        let stem = self.gguf.as_deref().and_then(Path::file_stem);
+        stem.map_or_else(|| self.dir.model_name(), |stem| directory::tame(&stem.to_string_lossy()))
+    }
+
+    /// The path of a file that artifacts of this checkpoint were made from: config.json, or one that
+    /// has tensors.
+    pub fn path_of(&self, source: &str) -> PathBuf {
+        match &self.gguf {
+            Some(path) if source != CONFIG_FILE => path.clone(),
+            _ => self.dir.path().join(source),
+        }
+    }
+
+    /// Opens a file that artifacts of this checkpoint were made from.
+    ///
+    /// # Errors
+    /// As [`ModelDir::open_file`].
+    pub fn open_source(&self, name: &str) -> Result<File> {
+        match &self.gguf {
+            Some(path) if name != CONFIG_FILE => gguf_file::open_named(path),
+            _ => self.dir.open_file(name),
+        }
     }
 
     /// A required tensor.

@@ -196,11 +196,16 @@ pub enum LayoutArg {
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --asymmetric --group-size 64 --head int8\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a16 --out out/spark-w4a16\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --method gptq --calib texts/\n  \
+    spark-convert quantize Spark-X2.5-1.7B-BF16.gguf --tokenizer Spark-X2.5-1.7B --scheme w4a8\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w8a8 --dry-run --json")]
 pub struct QuantizeArgs {
-    /// Checkpoint: a directory, its config.json, or a hub-cache snapshot
+    /// Checkpoint: a directory, its config.json, or a hub-cache snapshot; or a GGUF file of floats
     /// [default: $SPARK_CHECKPOINT, else the current directory]
     pub model: Option<PathBuf>,
+    /// Model directory with config.json, tokenizer and all else that goes with a GGUF file's weights
+    /// [default: the directory that the file lies in]
+    #[arg(long, value_name = "MODEL")]
+    pub tokenizer: Option<PathBuf>,
     /// What to write
     #[arg(long, value_enum)]
     pub scheme: SchemeArg,
@@ -421,9 +426,14 @@ pub struct VerifyArgs {
     /// Artifacts, and GGUF files to compare them with [default: every artifact under artifacts/]
     #[arg(value_name = "ARTIFACT")]
     pub artifacts: Vec<PathBuf>,
-    /// The checkpoint they were made from [default: $SPARK_CHECKPOINT, else the current directory]
+    /// The checkpoint, or the GGUF file, they were made from
+    /// [default: $SPARK_CHECKPOINT, else the current directory]
     #[arg(long, value_name = "MODEL")]
     pub reference: Option<PathBuf>,
+    /// Model directory with config.json, tokenizer and all else that goes with a GGUF reference
+    /// [default: the directory that the file lies in]
+    #[arg(long, value_name = "MODEL")]
+    pub tokenizer: Option<PathBuf>,
     /// Prompts of your own: a directory of .txt, .md and .jsonl files [default: the bundled suite]
     #[arg(long, value_name = "DIR")]
     pub suite: Option<PathBuf>,

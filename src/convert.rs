@@ -72,8 +72,8 @@ pub fn convert(
 
     for shard in &checkpoint.files.shards {
         let mut source_hash = SourceHash::new(shard);
-        if let Some(planned) = plan.shards.iter().find(|p| p.file_name == shard.file_name) {
-            let (written, snrs) = writing.shard(planned, &mut source_hash)?;
+        if let Some(planned) = plan.shards.iter().find(|p| p.file_name == shard.stored_as) {
+            let (written, snrs) = writing.shard(shard, planned, &mut source_hash)?;
             tensors.extend(records(format, planned, &written, &snrs, guidance));
             files.insert(
                 planned.file_name.clone(),
@@ -145,8 +145,8 @@ pub fn notes(checkpoint: &Checkpoint, plan: &Plan) -> Vec<String> {
 }
 
 /// Anonymous memory that [`convert`] stays below, in bytes: what the program itself and its threads
-/// take, two encoded blocks, a row of f32 per thread, and what an encoder holds until the end of its
-/// module.
+/// take, what opening the source took, two encoded blocks, a row of f32 per thread, and what an encoder
+/// holds until the end of its module.
 pub fn peak_memory_bytes(plan: &Plan, checkpoint: &Checkpoint, format: &dyn Format, threads: usize) -> u64 {
     const PROGRAM: u64 = 6 << 20;
     const PER_THREAD: u64 = 256 << 10;
@@ -157,7 +157,11 @@ pub fn peak_memory_bytes(plan: &Plan, checkpoint: &Checkpoint, format: &dyn Form
         quantized.filter_map(|(_, s)| Some(format.codec_at(s.module, s.layer)?.encoder_bytes(s.shape))).max();
     // An f32 source is copied as it is; a block is one row at least.
     let block = (BLOCK_BYTES as u64).max(longest_row);
-    PROGRAM + 3 * block + threads as u64 * (PER_THREAD + 18 * longest_row) + waiting.unwrap_or(0)
+    PROGRAM
+        + checkpoint.opening_bytes()
+        + 3 * block
+        + threads as u64 * (PER_THREAD + 18 * longest_row)
+        + waiting.unwrap_or(0)
 }
 
 /// config.json with the format's block: key order and unknown keys are kept.
@@ -204,9 +208,10 @@ struct Writing<'a> {
 }
 
 impl Writing<'_> {
-    /// Writes one shard; returns it with the error sums of its steps.
+    /// Writes one shard, made from that of the source; returns it with the error sums of its steps.
     fn shard(
         &self,
+        from: &Shard,
         planned: &PlannedShard,
         source_hash: &mut SourceHash<'_>,
     ) -> Result<(WrittenShard, Vec<ErrorSums>)> {
@@ -221,7 +226,7 @@ impl Writing<'_> {
         let mut sums = Vec::with_capacity(planned.steps.len());
         for step in &planned.steps {
             let source = checkpoint.tensor(&step.source);
-            let refused = |bad: NonFinite| refuse_non_finite(&planned.file_name, source, bad);
+            let refused = |bad: NonFinite| refuse_non_finite(&from.file_name, source, bad);
             let codec = format.codec_at(step.module, step.layer).filter(|_| step.action == Action::Quantize);
             let multiple = codec.map_or(1, |codec| codec.row_multiple());
             let rows_per_block =

@@ -10,11 +10,13 @@
 mod config;
 mod header;
 mod metadata;
+mod same_model;
 mod tensors;
 
 pub use config::{config, config_json};
 pub use header::{Header, TensorInfo, parse};
 pub use metadata::{List, Metadata, Value};
+pub use same_model::{Difference, first_difference};
 pub use tensors::{check_inventory, tensor_name};
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ pub fn module_of(tensor: &str) -> &str {
 /// One file of weights to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedShard {
-    /// Bare name, that of the source's shard.
+    /// Bare name, that of the source's shard; `model.safetensors` for a GGUF file.
     pub file_name: String,
     /// In file order.
     pub steps: Vec<Step>,
@@ -118,7 +118,7 @@ impl Plan {
             }
             if !steps.is_empty() {
                 check_alignment(&shard.file_name, &steps)?;
-                shards.push(PlannedShard { file_name: shard.file_name.clone(), steps });
+                shards.push(PlannedShard { file_name: shard.stored_as.clone(), steps });
             }
         }
         let sizes = sizes(&shards, checkpoint, format);

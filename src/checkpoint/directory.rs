@@ -67,7 +67,7 @@ impl ModelDir {
             .map(str::to_owned)
             .or_else(|| name_of(&self.canonical))
             .unwrap_or_else(|| "model".to_owned());
-        name.chars().map(|c| if c.is_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
+        tame(&name)
     }
 
     /// Whether a file of that name is there.
@@ -258,6 +258,11 @@ impl ModelDir {
         };
         Ok((side, notes))
     }
+}
+
+/// A name for directories, of the letters of another name.
+pub(super) fn tame(name: &str) -> String {
+    name.chars().map(|c| if c.is_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
 }
 
 /// Files that conversion writes anew, or that describe weights it replaces.

@@ -1,13 +1,15 @@
 //! A Spark GGUF, mapped: a file that is a whole model.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::path::Path;
 
 use memmap2::Mmap;
 
 use super::ModelDir;
 use super::directory::{LFS_PREFIX, lfs_pointer};
-use crate::error::{InputError, Result};
+use super::tensor_files::map_file;
+use crate::error::{Failure, InputError, Result};
 use crate::ggml::{BlockMatrix, TensorType};
 use crate::gguf::{self, Header, Metadata, TensorInfo};
 use crate::spark::{SparkConfig, TensorSpec};
@@ -25,10 +27,15 @@ pub struct GgufFile {
     pub config: SparkConfig,
     /// Every tensor the architecture needs, in published order.
     pub specs: Vec<TensorSpec>,
-    map: Mmap,
+    pub(super) map: Mmap,
+    /// What `map` maps.
+    pub(super) file: File,
     header: Header,
     by_name: HashMap<String, usize>,
 }
+
+/// The key of the vocabulary.
+const TOKENS: &str = "tokenizer.ggml.tokens";
 
 /// Whether a path is taken for a GGUF file: by its name, so that a missing one is missed as such.
 pub fn is_gguf(path: &Path) -> bool {
@@ -42,6 +49,17 @@ fn split(path: &Path) -> Option<(&Path, &str)> {
     Some((parent, path.file_name()?.to_str()?))
 }
 
+/// Opens the bytes of a file that the user named. Nothing else names it, so a link may lead anywhere.
+///
+/// # Errors
+/// When it is missing or not a regular file.
+pub(super) fn open_named(path: &Path) -> Result<File> {
+    let missing = || InputError::file(path.display()).expected("a GGUF file").found("no such file");
+    let target = path.canonicalize().map_err(|_| missing())?;
+    let (parent, name) = split(&target).ok_or_else(missing)?;
+    ModelDir::open(parent)?.open_file(name)
+}
+
 impl GgufFile {
     /// Opens a file. Reads the header only.
     ///
@@ -50,10 +68,8 @@ impl GgufFile {
     /// tensor of a type that is not read.
     pub fn open(path: &Path) -> Result<Self> {
         let missing = || InputError::file(path.display()).expected("a GGUF file").found("no such file");
-        // The user named this file and nothing else does, so a link may lead anywhere.
-        let target = path.canonicalize().map_err(|_| missing())?;
-        let (parent, name) = split(&target).ok_or_else(missing)?;
-        let map = ModelDir::open(parent)?.map(name)?;
+        let file = open_named(path)?;
+        let map = map_file(&file).map_err(|e| Failure::io(path, "cannot map", e))?;
         let (parent, name) = split(path).ok_or_else(missing)?;
         let (dir, file_name) = (ModelDir::open(parent)?, name.to_owned());
         if map.starts_with(LFS_PREFIX) {
@@ -64,7 +80,7 @@ impl GgufFile {
         let found = gguf::check_inventory(&file_name, &header, &config)?;
         let by_name = found.iter().map(|(spec, i)| (spec.name.clone(), *i)).collect();
         let specs = found.into_iter().map(|(spec, _)| spec).collect();
-        Ok(Self { dir, file_name, config, specs, map, header, by_name })
+        Ok(Self { dir, file_name, config, specs, map, file, header, by_name })
     }
 
     /// The whole file.
@@ -98,7 +114,8 @@ impl GgufFile {
         by_type
     }
 
-    fn info(&self, name: &str) -> Option<&TensorInfo> {
+    /// The table's entry of a tensor by the checkpoint's name.
+    pub(super) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.by_name.get(name).map(|i| &self.header.tensors[*i])
     }
 
@@ -136,6 +153,11 @@ impl GgufFile {
         self.tensor_bytes() - unread as u64
     }
 
+    /// Whether the file carries a vocabulary.
+    pub fn has_vocabulary(&self) -> bool {
+        self.metadata().list(TOKENS).is_some()
+    }
+
     /// Compares the vocabulary that the file carries with a tokenizer, of which `token` gives the spelling
     /// of an id. Special and unused tokens are left out: converters respell those.
     ///
@@ -143,7 +165,7 @@ impl GgufFile {
     /// The first id that the two spell differently.
     pub fn check_vocabulary(&self, token: impl Fn(u32) -> Option<String>) -> Result<()> {
         const NORMAL: i128 = 1;
-        let Some(tokens) = self.metadata().list("tokenizer.ggml.tokens") else { return Ok(()) };
+        let Some(tokens) = self.metadata().list(TOKENS) else { return Ok(()) };
         let types = self.metadata().list("tokenizer.ggml.token_type");
         let types = types.and_then(|types| types.numbers(&self.map)).unwrap_or_default();
         for (id, (text, kind)) in (0u32..).zip(tokens.texts(&self.map).zip(types)) {

@@ -12,11 +12,13 @@ use super::{INDEX_FILE, ModelDir, SINGLE_FILE};
 use crate::error::{Failure, InputError, Result, one_line};
 use crate::tensor::{Dtype, TensorView};
 
-/// One mapped safetensors file.
+/// One mapped file of tensors: safetensors, or a GGUF file that stands for a checkpoint's only one.
 #[derive(Debug)]
 pub struct Shard {
     /// Bare name.
     pub file_name: String,
+    /// Bare name of the safetensors file that an artifact has for it.
+    pub stored_as: String,
     /// Its tensors, in order of their data.
     pub tensors: Vec<TensorEntry>,
     /// `format` of the header's free-form metadata ("pt" where transformers should read it).
@@ -36,13 +38,15 @@ pub struct TensorEntry {
     pub dtype: Dtype,
     /// Dimensions, slowest first.
     pub shape: Vec<usize>,
-    range: std::ops::Range<usize>,
+    pub(super) range: std::ops::Range<usize>,
+    /// Its data, where that is another form of what the file has at `range`.
+    pub(super) held: Option<Vec<u8>>,
 }
 
 impl TensorEntry {
     /// Bytes of its data.
     pub fn len_bytes(&self) -> u64 {
-        self.range.len() as u64
+        self.held.as_ref().map_or(self.range.len(), Vec::len) as u64
     }
 
     /// Where its data starts in the file.
@@ -65,16 +69,33 @@ impl Shard {
         }
         let map = map_file(&file).map_err(|e| Failure::io(&path, "cannot map", e))?;
         let header = header::parse(file_name, &map)?;
-        let entry = |HeaderEntry { name, dtype, shape, range }| TensorEntry { name, dtype, shape, range };
-        Ok(Self {
+        let entry =
+            |HeaderEntry { name, dtype, shape, range }| TensorEntry { name, dtype, shape, range, held: None };
+        let tensors = header.entries.into_iter().map(entry).collect();
+        let mut shard = Self::new(file_name, tensors, map, file, &metadata);
+        shard.format = header.format;
+        Ok(shard)
+    }
+
+    /// A mapped file whose tensors are known. `file` is what `map` maps, `metadata` what was known of it
+    /// when it was opened.
+    pub(super) fn new(
+        file_name: &str,
+        tensors: Vec<TensorEntry>,
+        map: Mmap,
+        file: File,
+        metadata: &std::fs::Metadata,
+    ) -> Self {
+        Self {
             file_name: file_name.to_owned(),
-            tensors: header.entries.into_iter().map(entry).collect(),
-            format: header.format,
+            stored_as: file_name.to_owned(),
+            tensors,
+            format: None,
             length: metadata.len(),
             modified: metadata.modified().ok(),
             map,
             file,
-        })
+        }
     }
 
     /// The whole file.
@@ -88,7 +109,7 @@ impl Shard {
             name: &entry.name,
             dtype: entry.dtype,
             shape: &entry.shape,
-            bytes: &self.map[entry.range.clone()],
+            bytes: entry.held.as_deref().unwrap_or_else(|| &self.map[entry.range.clone()]),
         }
     }
 }
@@ -106,7 +127,7 @@ pub(super) fn map_file(file: &File) -> std::io::Result<Mmap> {
     Ok(map)
 }
 
-/// All safetensors files that make up a model.
+/// All files of tensors that make up a model.
 #[derive(Debug)]
 pub struct TensorFiles {
     /// In order of their names.
@@ -142,6 +163,16 @@ impl TensorFiles {
             }
         }
         let shards = names.iter().map(|name| Shard::open(dir, name)).collect::<Result<Vec<_>>>()?;
+        let mut files = Self::of_shards(shards, indexed)?;
+        if let Some(index) = index {
+            index.agrees_with(&mut files)?;
+        }
+        Ok(files)
+    }
+
+    /// # Errors
+    /// When a tensor is in two of them.
+    pub(super) fn of_shards(shards: Vec<Shard>, indexed: bool) -> Result<Self> {
         let mut by_name = HashMap::new();
         for (s, shard) in shards.iter().enumerate() {
             for (t, tensor) in shard.tensors.iter().enumerate() {
@@ -154,11 +185,7 @@ impl TensorFiles {
                 }
             }
         }
-        let mut files = Self { shards, indexed, notes: Vec::new(), by_name };
-        if let Some(index) = index {
-            index.agrees_with(&mut files)?;
-        }
-        Ok(files)
+        Ok(Self { shards, indexed, notes: Vec::new(), by_name })
     }
 
     /// A tensor by name.

@@ -52,9 +52,13 @@ pub enum PriorityArg {
     spark-convert plan Spark-X2.5-1.7B --target hexagon --context 1024\n  \
     spark-convert plan Spark-X2.5-1.7B --target x86-amx --priority speed --sessions 16 --json")]
 pub struct PlanArgs {
-    /// Checkpoint: a directory, its config.json, or a hub-cache snapshot
+    /// Checkpoint: a directory, its config.json, or a hub-cache snapshot; or a GGUF file of floats
     /// [default: $SPARK_CHECKPOINT, else the current directory]
     pub model: Option<PathBuf>,
+    /// Model directory with config.json, tokenizer and all else that goes with a GGUF file's weights
+    /// [default: the directory that the file lies in]
+    #[arg(long, value_name = "MODEL")]
+    pub tokenizer: Option<PathBuf>,
     /// The machine it is for
     #[arg(long, value_enum, default_value_t = TargetArg::Auto, value_name = "MACHINE")]
     pub target: TargetArg,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::CONFIG_FILE;
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, is_gguf};
 use crate::error::{Failure, Result};
 
 /// The environment variable that names the checkpoint.
@@ -36,6 +36,21 @@ pub(super) fn resolve(argument: Option<&Path>, option: &str) -> Result<PathBuf> 
     Err(Failure::usage(format!(
         "no checkpoint: pass {option}, set {VARIABLE}, or change into a directory with a Spark config.json"
     )))
+}
+
+/// Opens a source of weights: a checkpoint, or a GGUF file with the model directory of `--tokenizer`.
+///
+/// # Errors
+/// As opening, and when there is a directory and no GGUF file that it goes with.
+pub(super) fn open(path: &Path, tokenizer: Option<&Path>) -> Result<Checkpoint> {
+    match (is_gguf(path), tokenizer) {
+        (true, _) => Checkpoint::open_gguf(path, tokenizer),
+        (false, None) => Checkpoint::open(path),
+        (false, Some(_)) => Err(Failure::usage(format!(
+            "--tokenizer goes with a GGUF file, and {} is none: a checkpoint's directory has its own",
+            path.display()
+        ))),
+    }
 }
 
 fn not_empty(path: PathBuf, option: &str) -> Result<PathBuf> {

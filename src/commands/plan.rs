@@ -15,7 +15,7 @@ use crate::device::budget::{KvBudget, RotaryTables};
 use crate::device::choice::{Build, Caveat, Choice, Evidence, Fidelity, caveat, choose};
 use crate::device::probe::Machine;
 use crate::device::{Consumer, Priority, Target};
-use crate::error::{Exit, Failure, Result, one_line};
+use crate::error::{Exit, Failure, InputError, Result, one_line};
 use crate::formats::Layout;
 use crate::npu::Export;
 use crate::npu::options::Options;
@@ -71,7 +71,8 @@ struct Costs {
 
 pub(super) fn run(args: &PlanArgs) -> anyhow::Result<Exit> {
     let request = request(args)?;
-    let checkpoint = Checkpoint::open(&model_arg::resolve(args.model.as_deref(), "MODEL")?)?;
+    let model = model_arg::resolve(args.model.as_deref(), "MODEL")?;
+    let checkpoint = model_arg::open(&model, args.tokenizer.as_deref())?;
     let longest = checkpoint.config.max_position_embeddings;
     if u64::from(request.context) > longest as u64 {
         return Err(Failure::usage(format!(
@@ -141,7 +142,7 @@ fn candidate(build: Build, checkpoint: &Checkpoint, request: &Request) -> Candid
     };
     Candidate {
         build,
-        command: command_line(build, checkpoint.dir.path(), request),
+        command: command_line(build, checkpoint, request),
         costs,
         not_possible,
         caveat: caveat(request.target, request.consumer, build),
@@ -151,10 +152,15 @@ fn candidate(build: Build, checkpoint: &Checkpoint, request: &Request) -> Candid
 }
 
 /// What to type for a build.
-fn command_line(build: Build, model: &Path, request: &Request) -> Option<String> {
-    let arguments = build.arguments()?;
+fn command_line(build: Build, checkpoint: &Checkpoint, request: &Request) -> Option<String> {
+    let no_source = build == Build::Npu && checkpoint.gguf.is_some();
+    let arguments = build.arguments().filter(|_| !no_source)?;
     let (verb, options) = arguments.split_once(' ').unwrap_or((&arguments, ""));
-    let mut line = format!("spark-convert {verb} {}", quoted(&one_line(&model.display().to_string())));
+    let word = |path: &Path| quoted(&one_line(&path.display().to_string()));
+    let mut line = format!("spark-convert {verb} {}", word(checkpoint.path()));
+    if checkpoint.gguf.is_some() {
+        line += &format!(" --tokenizer {}", word(checkpoint.dir.path()));
+    }
     if !options.is_empty() {
         line += &format!(" {options}");
     }
@@ -175,6 +181,9 @@ fn quoted(word: &str) -> String {
 
 /// The sizes of a build, from the plan of the command that makes it.
 fn costs(build: Build, checkpoint: &Checkpoint, request: &Request) -> Result<Costs> {
+    if build == Build::Npu && checkpoint.gguf.is_some() {
+        return Err(InputError::default().found("export-npu takes a checkpoint, not a GGUF file").into());
+    }
     if build == Build::Npu {
         let context = usize::try_from(request.context).unwrap_or(usize::MAX);
         let export = Export::plan(&checkpoint.config, Options { context, ..Options::default() })?;
@@ -293,7 +302,7 @@ impl<'a> Report<'a> {
         let format = build.format();
         let request = self.request;
         json!({
-            "model": self.checkpoint.dir.path(),
+            "model": self.checkpoint.path(),
             "target": request.target.name(),
             "machine": request.machine,
             "consumer": request.target.has_consumers().then(|| request.consumer.name()),
@@ -318,7 +327,7 @@ impl<'a> Report<'a> {
 
     fn text(&self) -> String {
         let request = self.request;
-        let mut text = format!("{}: for {}", self.checkpoint.dir.path().display(), request.target.name());
+        let mut text = format!("{}: for {}", self.checkpoint.path().display(), request.target.name());
         if let Some(machine) = &request.machine {
             text += &format!(" (this machine: {} {}", machine.architecture, machine.features.join(" "));
             text += &machine.memory_bytes.map_or_else(String::new, |m| format!(", {}", table::bytes(m)));

@@ -111,18 +111,13 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
 
 fn request(args: &QuantizeArgs) -> Result<Request> {
     let model = model_arg::resolve(args.model.as_deref(), "MODEL")?;
-    let checkpoint = Checkpoint::open(&model)?;
+    let checkpoint = model_arg::open(&model, args.tokenizer.as_deref())?;
     let format = scheme::format(args, &checkpoint.config)?;
     let plan = Plan::new(&checkpoint, format.as_ref())?;
     let imatrix = if args.imatrix.is_some() { "-imatrix" } else { "" };
     let smooth = if args.smooth { "-smooth" } else { "" };
     let default_name = || {
-        format!(
-            "{}-{}{}{imatrix}{smooth}",
-            checkpoint.dir.model_name(),
-            format.scheme(),
-            format.name_suffix()
-        )
+        format!("{}-{}{}{imatrix}{smooth}", checkpoint.model_name(), format.scheme(), format.name_suffix())
     };
     let out = args.out.clone().unwrap_or_else(|| Path::new("artifacts").join(default_name()));
     if out.as_os_str().is_empty() {
@@ -131,6 +126,12 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     // A trailing slash or "/." would hide the name that the staging directory is made from.
     let out: PathBuf = out.components().collect();
     refuse_overlap(&out, checkpoint.dir.path())?;
+    refuse_overlap(&out, checkpoint.path())?;
+    if args.smooth && checkpoint.gguf.is_some() {
+        return Err(Failure::usage(
+            "--smooth: takes a checkpoint in safetensors, of which it makes a folded copy",
+        ));
+    }
     let sequences = if args.smooth || format.method() == Method::Gptq {
         let context = CALIBRATION_CONTEXT.min(checkpoint.config.max_position_embeddings);
         Some(calibration::sequences(args.calib.as_deref(), args.calib_tokens, &checkpoint, context)?)

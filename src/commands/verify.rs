@@ -86,7 +86,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
         return Err(gguf::gelu_of_others().into());
     }
     let reference = model_arg::resolve(args.reference.as_deref(), "--reference")?;
-    let checkpoint = Checkpoint::open(&reference)?;
+    let checkpoint = model_arg::open(&reference, args.tokenizer.as_deref())?;
     let (scenarios, skipped) = runnable(&checkpoint, scenarios, args)?;
     if !skipped.is_empty() {
         tracing::warn!(

@@ -7,11 +7,12 @@ use super::{Check, Finding, ModuleSnr};
 use crate::checkpoint::{Checkpoint, GgufFile};
 use crate::error::{InputError, Result};
 use crate::ggml::BlockMatrix;
+use crate::gguf::first_difference;
 use crate::interrupt::Interrupt;
 use crate::plan::module_of;
 use crate::progress::Progress;
 use crate::quant::ErrorSums;
-use crate::spark::{LayerType, Module, SparkConfig};
+use crate::spark::{Module, SparkConfig};
 use crate::tensor::{EXPONENT_BITS, TensorView, amax_bits};
 
 /// Makes sure that a file has the architecture of the checkpoint that it is compared with.
@@ -19,54 +20,13 @@ use crate::tensor::{EXPONENT_BITS, TensorView, amax_bits};
 /// # Errors
 /// The first thing that differs.
 pub fn check_same_model(file: &GgufFile, reference: &SparkConfig) -> Result<()> {
-    let config = &file.config;
-    let kinds = |c: &SparkConfig| c.layer_types.iter().map(|t| t.name()).collect::<Vec<_>>().join(", ");
-    // The container has 32 bits for these.
-    #[expect(clippy::cast_possible_truncation, reason = "as stored")]
-    let rope = |c: &SparkConfig, kind: LayerType| {
-        let rope = match kind {
-            LayerType::Sliding => c.rope_sliding,
-            LayerType::Full => c.rope_full,
-        };
-        rope.map_or_else(
-            || "none".to_owned(),
-            |r| format!("{} dimensions, base {}", r.rotary_dims, r.theta as f32),
-        )
-    };
-    #[expect(clippy::cast_possible_truncation, reason = "as stored")]
-    let properties = |c: &SparkConfig| {
-        [
-            ("hidden size", c.hidden_size.to_string()),
-            ("width of the MLP", c.intermediate_size.to_string()),
-            ("number of layers", c.num_hidden_layers().to_string()),
-            ("types of layers", kinds(c)),
-            ("query heads", c.num_attention_heads.to_string()),
-            ("key-value heads", c.num_key_value_heads.to_string()),
-            ("width of a head", c.head_dim.to_string()),
-            ("vocabulary", c.vocab_size.to_string()),
-            ("epsilon of norms", (c.rms_norm_eps as f32).to_string()),
-            ("sliding window", c.sliding_window.to_string()),
-            ("rotary embedding of sliding layers", rope(c, LayerType::Sliding)),
-            ("rotary embedding of full layers", rope(c, LayerType::Full)),
-            ("activation of the gates", format!("{:?}", c.gate_activation)),
-        ]
-    };
-    let refuse = |subject: &str, expected: String, found: String| {
-        InputError::file(&file.file_name)
-            .subject(subject)
-            .expected(format!("{expected}, as the reference has it"))
-            .found(found)
-            .hint("pass the checkpoint that it was made from with --reference")
-    };
-    for ((what, ours), (_, theirs)) in properties(config).into_iter().zip(properties(reference)) {
-        if ours != theirs {
-            return Err(refuse(what, theirs, ours).into());
-        }
-    }
-    if config.tie_word_embeddings && !reference.tie_word_embeddings {
-        return Err(refuse("head", "a tensor of its own".to_owned(), "none".to_owned()).into());
-    }
-    Ok(())
+    let Some(difference) = first_difference(&file.config, reference) else { return Ok(()) };
+    Err(InputError::file(&file.file_name)
+        .subject(difference.what)
+        .expected(format!("{}, as the reference has it", difference.expected))
+        .found(difference.found)
+        .hint("pass the checkpoint that it was made from with --reference")
+        .into())
 }
 
 /// Rows of a tensor of the file.

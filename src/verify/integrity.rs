@@ -112,7 +112,7 @@ pub fn check_source(checkpoint: &Checkpoint, recorded: &BTreeMap<String, FileRec
     let expected: Vec<&str> = recorded.keys().map(String::as_str).collect();
     let other = |file: &str, what: String| {
         Failure::from(
-            InputError::file(checkpoint.dir.path().join(file).display())
+            InputError::file(checkpoint.path_of(file).display())
                 .expected("the checkpoint that the artifact was made from")
                 .found(what)
                 .hint("pass that one with --reference"),
@@ -122,7 +122,7 @@ pub fn check_source(checkpoint: &Checkpoint, recorded: &BTreeMap<String, FileRec
         return Err(other("", format!("files {names:?}; the artifact was made from {expected:?}")));
     }
     let wrong = recorded.par_iter().find_map_first(|(name, record)| {
-        let found = hash_file(&mut checkpoint.dir.open_file(name).ok()?).ok()?.0;
+        let found = hash_file(&mut checkpoint.open_source(name).ok()?).ok()?.0;
         (found != record.sha256)
             .then(|| other(name, format!("SHA-256 {found}; the artifact says {}", record.sha256)))
     });

@@ -11,6 +11,8 @@ mod export_prefill;
 mod forward;
 mod four_bits;
 mod gguf;
+mod gguf_llama;
+mod gguf_source;
 mod gptq;
 mod hostile;
 mod imatrix;

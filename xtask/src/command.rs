@@ -7,6 +7,7 @@ pub(crate) mod docs;
 pub(crate) mod faults;
 pub(crate) mod fixtures;
 pub(crate) mod fuzz;
+pub(crate) mod gguf;
 pub(crate) mod goldens;
 pub(crate) mod oracle;
 mod process;

@@ -1,10 +1,12 @@
 //! Checkpoints as GGUF files, the way `conversion/spark2_5.py` of llama.cpp writes them: inputs of tests,
 //! and what llama.cpp quantizes further. It shares no code with the reader of spark-convert.
 
+mod blocks;
+
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -27,7 +29,7 @@ pub enum Pair {
 }
 
 /// What matrices are stored as. Norms are F32 whatever is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// Four bytes.
     F32,
@@ -37,6 +39,20 @@ pub enum Kind {
     Bf16,
     /// 32 codes of 8 bits and a scale.
     Q8_0,
+    /// Q4_K, and Q6_K for the tensors that llama.cpp's Q4_K_M gives more bits. Rows have to be multiples
+    /// of 256.
+    #[value(name = "q4-k-m")]
+    Q4KM,
+}
+
+/// Types by their number in `enum ggml_type`.
+mod id {
+    pub(super) const F32: u32 = 0;
+    pub(super) const F16: u32 = 1;
+    pub(super) const Q8_0: u32 = 8;
+    pub(super) const Q4_K: u32 = 12;
+    pub(super) const Q6_K: u32 = 14;
+    pub(super) const BF16: u32 = 30;
 }
 
 /// A tensor.
@@ -64,31 +80,42 @@ pub struct Gguf {
 const ALIGNMENT: usize = 32;
 
 impl Kind {
-    fn id(self) -> u32 {
+    /// The type of a tensor of a model of so many layers.
+    fn id(self, name: &str, layers: u32, shape: &[usize]) -> u32 {
         match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Bf16 => 30,
-            Self::Q8_0 => 8,
-        }
-    }
-
-    fn encode(self, values: &[f32]) -> Vec<u8> {
-        match self {
-            Self::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Self::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
-            Self::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
-            Self::Q8_0 => values.chunks(32).flat_map(q8_0).collect(),
+            _ if shape.len() < 2 => id::F32,
+            Self::F32 => id::F32,
+            Self::F16 => id::F16,
+            Self::Bf16 => id::BF16,
+            Self::Q8_0 => id::Q8_0,
+            Self::Q4KM if has_more_bits(name, layers) => id::Q6_K,
+            Self::Q4KM => id::Q4_K,
         }
     }
 }
 
-/// `quantize_row_q8_0_ref` of ggml.
-fn q8_0(block: &[f32]) -> Vec<u8> {
-    let scale = block.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let codes = block.iter().flat_map(|x| ((x * inverse).round() as i8).to_le_bytes());
-    f16::from_f32(scale).to_le_bytes().into_iter().chain(codes).collect()
+/// Which tensors of a Q4_K_M file are Q6_K: the embedding (or head), and of an eighth of the layers at
+/// either end and every third between them `attn_qkv` and `ffn_down` (`llama-quant.cpp`).
+fn has_more_bits(name: &str, layers: u32) -> bool {
+    let Some((layer, part)) = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) else {
+        return true;
+    };
+    let Ok(layer) = layer.parse::<u32>() else { return true };
+    let eighth = layers / 8;
+    let chosen = layer < eighth || layer >= 7 * layers / 8 || (layer - eighth) % 3 == 2;
+    chosen && ["attn_qkv.weight", "ffn_down.weight"].contains(&part)
+}
+
+fn encode(kind: u32, values: &[f32]) -> Result<Vec<u8>> {
+    Ok(match kind {
+        id::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        id::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+        id::BF16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        id::Q8_0 => blocks::encode(values, blocks::q8_0)?,
+        id::Q4_K => blocks::encode(values, blocks::q4_k)?,
+        id::Q6_K => blocks::encode(values, blocks::q6_k)?,
+        other => bail!("type {other} is not written"),
+    })
 }
 
 impl Gguf {
@@ -96,20 +123,30 @@ impl Gguf {
     pub fn of_checkpoint(dir: &Path, kind: Kind) -> Result<Self> {
         let config: Value = serde_json::from_slice(&fs::read(dir.join("config.json"))?)?;
         let mut file = Self { pairs: pairs(&config)?, tensors: Vec::new() };
+        let layers = u32::try_from(config["num_hidden_layers"].as_u64().context("num_hidden_layers")?)?;
         let mut shards: Vec<_> = fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
         shards.retain(|path| path.extension().is_some_and(|e| e == "safetensors"));
         shards.sort();
         for path in shards {
             let bytes = fs::read(&path)?;
             let shard = SafeTensors::deserialize(&bytes)?;
-            for (name, view) in shard.iter() {
+            // In order of their data, as the converter goes through a shard.
+            let mut tensors: Vec<_> = shard.iter().collect();
+            tensors.sort_by_key(|(_, view)| view.data().as_ptr().addr());
+            for (name, view) in tensors {
                 let values = widened(view.dtype(), view.data())?;
-                let kind = if view.shape().len() < 2 { Kind::F32 } else { kind };
+                let name = tensor_name(name)?;
+                let kind = kind.id(&name, layers, view.shape());
+                let whole = |block: usize| view.shape().last().is_some_and(|row| row % block == 0);
+                ensure!(
+                    kind != id::Q4_K && kind != id::Q6_K || whole(256),
+                    "{name}: rows are no multiple of 256"
+                );
                 file.tensors.push(Tensor {
-                    name: tensor_name(name)?,
-                    kind: kind.id(),
+                    name,
+                    kind,
                     shape: view.shape().iter().map(|d| *d as u64).collect(),
-                    bytes: kind.encode(&values),
+                    bytes: encode(kind, &values)?,
                 });
             }
         }
@@ -143,6 +180,11 @@ impl Gguf {
         }
         out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
         out
+    }
+
+    /// How much of the file, at its end, is data of tensors.
+    pub fn data_bytes(&self) -> usize {
+        self.tensors.iter().map(|t| t.bytes.len().next_multiple_of(ALIGNMENT)).sum()
     }
 
     /// Changes, or adds, a pair.

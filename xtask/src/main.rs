@@ -30,6 +30,8 @@ enum Task {
     Fixtures(Box<command::fixtures::Args>),
     /// Put damaged files before everything that reads them.
     Fuzz(command::fuzz::Args),
+    /// Write a checkpoint as a GGUF file, without a vocabulary.
+    Gguf(command::gguf::Args),
     /// Write logits that the figures of verify are compared on with NumPy's.
     Goldens(command::goldens::Args),
     /// Run the independent referees.
@@ -49,6 +51,7 @@ fn main() -> Result<()> {
         Task::Faults(args) => command::faults::run(&args),
         Task::Fixtures(args) => command::fixtures::run(&args),
         Task::Fuzz(args) => command::fuzz::run(&args),
+        Task::Gguf(args) => command::gguf::run(&args),
         Task::Goldens(args) => command::goldens::run(&args),
         Task::Oracle(args) => command::oracle::run_sets(&args),
         Task::Bench(args) => command::bench::run(&args),

@@ -16,7 +16,7 @@ use spark_convert::spark::{SparkConfig, tensor_specs};
 use spark_convert::tokenize::{Chat, ChatTemplate, Tokenizer};
 
 use crate::fixtures::FixtureSpec;
-use crate::gguf::{Gguf, Kind};
+use crate::gguf::{Gguf, Kind, Pair};
 
 /// Every target.
 pub const NAMES: [&str; 12] = [
@@ -85,16 +85,19 @@ impl Target {
         if let Some(arguments) = made_by {
             make(binary, arguments, &model, &root.path().join("artifact"))?;
         }
-        match name {
-            "gguf" => fs::write(model.join(file), Gguf::of_checkpoint(&model, Kind::Q8_0)?.bytes())?,
-            "imatrix" => fs::write(model.join(file), importance(&model)?)?,
-            _ => {}
-        }
+        let data_bytes = match name {
+            "gguf" => write_gguf(&model)?,
+            "imatrix" => {
+                fs::write(model.join(file), importance(&model)?)?;
+                0
+            }
+            _ => 0,
+        };
         let mut head = fs::read(model.join(file))?;
         // Weights are data; damage to them is what hashes are for.
         let parsed = match file {
             FIRST_SHARD => header_end(&head)?,
-            GGUF => head.len() - data_bytes(&Gguf::of_checkpoint(&model, Kind::Q8_0)?),
+            GGUF => head.len() - data_bytes,
             _ => head.len(),
         };
         let tail = head.split_off(parsed);
@@ -157,7 +160,7 @@ impl Target {
             }
             "gguf" => {
                 write(head)?;
-                Opened::open(&dir.join(GGUF))?.model()?;
+                Checkpoint::open_gguf(&dir.join(GGUF), None)?;
             }
             "imatrix" => {
                 let config = serde_json::from_slice(&fs::read(dir.join("config.json"))?)?;
@@ -188,11 +191,6 @@ fn make(binary: &Path, arguments: &[&str], model: &Path, out: &Path) -> Result<(
     Ok(())
 }
 
-/// Bytes of the tensors of a GGUF file, each of which ends at a multiple of 32.
-fn data_bytes(file: &Gguf) -> usize {
-    file.tensors.iter().map(|t| t.bytes.len().next_multiple_of(32)).sum()
-}
-
 /// An importance matrix of a model, in the form that is not GGUF.
 fn importance(model: &Path) -> Result<Vec<u8>> {
     let file = Gguf::of_checkpoint(model, Kind::F32)?;
@@ -207,6 +205,24 @@ fn importance(model: &Path) -> Result<Vec<u8>> {
         out.extend((0..tensor.shape[1]).flat_map(|k| (k as f32 + 0.5).to_le_bytes()));
     }
     Ok(out)
+}
+
+/// Writes the model as a GGUF file into its own directory, with the vocabulary that its tokenizer has.
+/// Returns the bytes of all tensors.
+fn write_gguf(model: &Path) -> Result<usize> {
+    let mut file = Gguf::of_checkpoint(model, Kind::Bf16)?;
+    let tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(model.join("tokenizer.json"))?)?;
+    let vocabulary = tokenizer["model"]["vocab"].as_object().context("model.vocab")?;
+    // Ordinary tokens are 1, unused ones 5.
+    let (mut tokens, mut types) = (vec![String::new(); 448], vec![5; 448]);
+    for (token, id) in vocabulary {
+        let id = usize::try_from(id.as_u64().context("an id")?)?;
+        (tokens[id], types[id]) = (token.clone(), 1);
+    }
+    file.set("tokenizer.ggml.tokens", Pair::Texts(tokens));
+    file.set("tokenizer.ggml.token_type", Pair::Numbers(types));
+    fs::write(model.join(GGUF), file.bytes())?;
+    Ok(file.data_bytes())
 }
 
 /// Where the data of a safetensors file begins.
