@@ -7,6 +7,7 @@ mod scratch;
 mod shard_writer;
 mod single;
 mod staging;
+mod store;
 
 pub(crate) use hash::hex as finish_hash;
 pub use hash::{Sha256Hex, hash_bytes, hash_file};
@@ -18,3 +19,4 @@ pub use scratch::Scratch;
 pub use shard_writer::{ShardWriter, WrittenShard};
 pub use single::write_file;
 pub use staging::{Staging, check_space, free_bytes, refuse_overlap};
+pub use store::Store;

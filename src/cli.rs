@@ -37,7 +37,7 @@ pub enum Command {
     /// Write the decode step as calibrated ONNX graphs for an NPU
     ExportNpu(Box<ExportNpuArgs>),
     /// Measure artifacts against the checkpoint they were made from; exit 1 when one fails
-    Verify(VerifyArgs),
+    Verify(Box<VerifyArgs>),
     /// Generate text greedily from a checkpoint, an artifact or a GGUF file
     Generate(GenerateArgs),
 }
@@ -440,6 +440,12 @@ pub struct VerifyArgs {
     /// Scenarios of the suite to run, or none [default: all]
     #[arg(long, value_name = "NAME")]
     pub scenario: Vec<String>,
+    /// Keep what the checkpoint itself computes in DIR, and take from there what an earlier run has computed on the
+    /// same checkpoint and prompts. Takes 8 bytes per token and hidden dimension (16 KiB a token of the 1.7B),
+    /// and once per suite, for layers alone, 4 bytes per token, hidden dimension and layer of the first two windows
+    /// of the longest prompt (238 MB). May be removed at any time
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
     /// Bars of a TOML file, for all artifacts, a scheme or a scenario; the options below win over it
     #[arg(long, value_name = "FILE")]
     pub gates: Option<PathBuf>,
@@ -467,7 +473,7 @@ pub struct VerifyArgs {
     /// Form of GELU that GGUF files run with [default: exact]
     #[arg(long, value_enum)]
     pub gelu: Option<GeluArg>,
-    /// Lowest share of the tool calls kept, from 0 to 1 [default: none]
+    /// Lowest share of the tool calls kept, from 0 to 1 [default: by scheme, from ten calls on]
     #[arg(long, value_name = "SHARE")]
     pub min_actions: Option<f64>,
     /// Write report.json, report.md and report.html into this directory

@@ -62,6 +62,8 @@ pub struct Gates {
     pub max_kld: f64,
     /// Lowest share of the greedy tokens kept.
     pub min_greedy: f64,
+    /// Lowest share of the tool calls kept, where there are enough to tell (`gates::FEW_CALLS`).
+    pub min_actions: f64,
 }
 
 /// How many bits the output head gets.

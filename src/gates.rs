@@ -181,6 +181,7 @@ pub fn default_bars(gates: Gates) -> Vec<Bar> {
         bar(Metric::SnrDb, gates.min_snr_db),
         bar(Metric::Kld, gates.max_kld),
         bar(Metric::Greedy, gates.min_greedy),
+        bar(Metric::Actions, gates.min_actions),
     ]
 }
 
@@ -194,11 +195,20 @@ pub fn overlay(bars: &mut Vec<Bar>, over: &[Bar]) {
     }
 }
 
+/// Fewer tool calls than this are a matter of luck: the standard error of a share of ten is up to 0.16. The
+/// scheme's own bar on them is left out then; one that was asked for is not.
+pub const FEW_CALLS: usize = 10;
+
 /// Holds an artifact against its bars. Without a `behaviour` the scheme's own bars on it are left out, and
 /// those that were asked for have failed.
 pub fn judge(bars: &[Bar], modules: &[ModuleSnr], behaviour: Option<&Behaviour>) -> Vec<Gate> {
+    let calls = behaviour.and_then(|b| b.actions).map_or(0, |tally| tally.of);
+    let applies = |bar: &Bar| match bar.metric {
+        Metric::Actions => calls >= FEW_CALLS,
+        metric => behaviour.is_some() || !metric.is_behaviour(),
+    };
     bars.iter()
-        .filter(|bar| bar.asked || behaviour.is_some() || !bar.metric.is_behaviour())
+        .filter(|bar| bar.asked || applies(bar))
         .map(|bar| {
             let figure = match behaviour {
                 _ if bar.metric == Metric::WeightSnrDb => weights(modules),

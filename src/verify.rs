@@ -6,22 +6,26 @@
 //! fails the artifact; the figures of the last two are held against gates.
 
 mod behaviour;
+mod cache;
 mod contestant;
 mod contract;
 mod integrity;
 mod json_diff;
 mod layers;
 pub mod npu;
+mod passes;
 mod said;
 mod weights;
 
 use serde::{Deserialize, Serialize};
 
 pub use behaviour::{Behaviour, PromptReport, Reference, ScenarioReport, check_behaviour};
+pub use cache::Cache;
 pub use contestant::{check_contestant, check_same_model};
 pub use contract::check_contract;
-pub use integrity::{check_integrity, check_source, read_manifest};
+pub use integrity::{check_integrity, check_source, read_manifest, source_hashes};
 pub use layers::{LAYER_WINDOWS, LayerSnr, Layers, layer_kind};
+pub use passes::Passes;
 pub use said::{ActionReport, ActionTally, Said, Speech};
 pub use weights::{ModuleSnr, check_weights};
 

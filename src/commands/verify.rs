@@ -4,11 +4,12 @@ mod contestant;
 mod export;
 
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::verify_args::{self as wanted, Outputs};
 use super::{gguf, model_arg, on_threads, print};
-use crate::artifact::Manifest;
+use crate::artifact::{Manifest, Sha256Hex};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles, is_gguf};
 use crate::cli::VerifyArgs;
 use crate::error::{Exit, Failure, Result};
@@ -24,8 +25,8 @@ use crate::scenario::Scenario;
 use crate::spark::SparkConfig;
 use crate::tokenize::Tokenizer;
 use crate::verify::{
-    Behaviour, Check, Finding, Reference, Speech, check_behaviour, check_contract, check_integrity,
-    check_source, check_weights, read_manifest,
+    Behaviour, Cache, Check, Finding, Passes, Reference, Speech, check_behaviour, check_contract,
+    check_integrity, check_source, check_weights, read_manifest, source_hashes,
 };
 
 /// Where artifacts are looked for.
@@ -55,17 +56,80 @@ struct Source<'a> {
     checkpoint: &'a Checkpoint,
     scenarios: &'a [Scenario],
     model: Model<'a>,
-    said: OnceCell<(Tokenizer, Vec<Reference>)>,
+    /// Where earlier runs have left what it says.
+    cache: Option<&'a Path>,
+    /// Hashes of its files, where they are known.
+    hashes: Option<BTreeMap<String, Sha256Hex>>,
+    said: OnceCell<Said>,
+}
+
+/// What the checkpoint says.
+struct Said {
+    tokenizer: Tokenizer,
+    references: Vec<Reference>,
+    cache: Option<Cache>,
 }
 
 impl Source<'_> {
-    fn said(&self, interrupt: &Interrupt) -> Result<&(Tokenizer, Vec<Reference>)> {
+    /// Runs a model on all scenarios.
+    fn compare(&self, model: &Model<'_>, interrupt: &Interrupt) -> Result<Behaviour> {
+        let Said { tokenizer, references, cache } = self.said(interrupt)?;
+        let speech = speech(self.checkpoint, tokenizer);
+        check_behaviour(references, &self.model, model, &speech, cache.as_ref(), interrupt)
+    }
+
+    fn said(&self, interrupt: &Interrupt) -> Result<&Said> {
         if let Some(said) = self.said.get() {
             return Ok(said);
         }
         let tokenizer = tokenizer(&self.checkpoint.dir, &self.checkpoint.config)?;
-        let references = run_references(self.checkpoint, &self.model, self.scenarios, &tokenizer, interrupt)?;
-        Ok(self.said.get_or_init(|| (tokenizer, references)))
+        let floor = checkpoint_model(self.checkpoint, Rounding::Bf16)?;
+        let cache = self.cache.map(|path| self.open_cache(path, &floor)).transpose()?;
+        let references = self.run_references(&floor, &tokenizer, cache.as_ref(), interrupt)?;
+        Ok(self.said.get_or_init(|| Said { tokenizer, references, cache }))
+    }
+
+    fn open_cache(&self, path: &Path, floor: &Model<'_>) -> Result<Cache> {
+        let stop = &self.checkpoint.config.eos_token_ids;
+        match &self.hashes {
+            Some(hashes) => Cache::open(path, hashes, stop, &self.model, floor),
+            None => Cache::open(path, &source_hashes(self.checkpoint)?, stop, &self.model, floor),
+        }
+    }
+
+    /// Runs the scenarios through the checkpoint, once for all artifacts.
+    fn run_references(
+        &self,
+        floor: &Model<'_>,
+        tokenizer: &Tokenizer,
+        cache: Option<&Cache>,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Reference>> {
+        let template = chat_template(&self.checkpoint.dir)?;
+        let speech = speech(self.checkpoint, tokenizer);
+        let mut references = Vec::new();
+        for scenario in self.scenarios {
+            for prompt in scenario.prompts(&self.checkpoint.config, tokenizer, template.as_ref())? {
+                let run = || {
+                    let n = prompt.tokens.len();
+                    tracing::debug!("scenario {}: {n} tokens through the checkpoint", prompt.name);
+                    Passes::run(&prompt, &self.model, floor, speech.stop, interrupt)
+                };
+                let passes = match cache {
+                    Some(cache) => cache.passes(&prompt, run)?,
+                    None => run()?,
+                };
+                let name = &scenario.name;
+                references.push(Reference::of(name, prompt, passes, &self.model, floor, &speech, interrupt)?);
+            }
+        }
+        if let (Some(path), Some((used, made))) = (self.cache, cache.map(Cache::tally)) {
+            let shown = path.display();
+            tracing::info!(
+                "--cache {shown}: {used} prompts known, {made} run through the checkpoint and added"
+            );
+        }
+        Ok(references)
     }
 }
 
@@ -74,6 +138,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
     let file = wanted::gate_file(args)?;
     let outputs = Outputs::check(args)?;
     let scenarios = wanted::scenarios(args)?;
+    wanted::check_cache(args)?;
     if let Some(file) = &file {
         wanted::check_file(file, &scenarios)?;
     }
@@ -107,7 +172,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
                 manifests.push(read_manifest(&ModelDir::open(path)?)?.ok());
             }
         }
-        export::check_gates(&asked.flags, &manifests, contestants)?;
+        export::check_options(&asked.flags, args.cache.is_some(), &manifests, contestants)?;
         for manifest in manifests.iter().flatten() {
             check_source(&checkpoint, &manifest.source.files)?;
         }
@@ -115,6 +180,11 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
             model: checkpoint_model(&checkpoint, Rounding::None)?,
             said: OnceCell::new(),
             scenarios: &scenarios,
+            cache: args.cache.as_deref(),
+            // What was just compared with the files.
+            hashes: manifests.iter().flatten().next().map(|m| {
+                m.source.files.iter().map(|(name, file)| (name.clone(), file.sha256.clone())).collect()
+            }),
             checkpoint: &checkpoint,
         };
         artifacts.iter().map(|path| judge(path, &source, args, &asked, &interrupt)).collect()
@@ -171,31 +241,6 @@ fn artifacts_here() -> Result<Vec<PathBuf>> {
 /// A staging directory of a run that is going on, or was killed.
 fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'))
-}
-
-/// Runs the scenarios through the checkpoint, once for all artifacts.
-fn run_references(
-    checkpoint: &Checkpoint,
-    model: &Model<'_>,
-    scenarios: &[Scenario],
-    tokenizer: &Tokenizer,
-    interrupt: &Interrupt,
-) -> Result<Vec<Reference>> {
-    let floor = checkpoint_model(checkpoint, Rounding::Bf16)?;
-    let template = chat_template(&checkpoint.dir)?;
-    let speech = speech(checkpoint, tokenizer);
-    let mut references = Vec::new();
-    for scenario in scenarios {
-        for prompt in scenario.prompts(&checkpoint.config, tokenizer, template.as_ref())? {
-            tracing::debug!(
-                "scenario {}: {} tokens through the checkpoint",
-                prompt.name,
-                prompt.tokens.len()
-            );
-            references.push(Reference::run(&scenario.name, prompt, model, &floor, &speech, interrupt)?);
-        }
-    }
-    Ok(references)
 }
 
 fn speech<'a>(checkpoint: &'a Checkpoint, tokenizer: &'a Tokenizer) -> Speech<'a> {
@@ -295,9 +340,7 @@ fn examine(
     // Running what no loader would take, or takes for something else, measures nothing.
     if verdict.findings.is_empty() && !source.scenarios.is_empty() {
         let artifact = Artifact::open(dir, format)?;
-        let (tokenizer, references) = source.said(interrupt)?;
-        let speech = speech(checkpoint, tokenizer);
-        let behaviour = check_behaviour(references, &source.model, &artifact.model()?, &speech, interrupt)?;
+        let behaviour = source.compare(&artifact.model()?, interrupt)?;
         verdict.findings.extend(not_finite(&behaviour));
         verdict.behaviour = Some(behaviour);
     }

@@ -9,6 +9,7 @@ use crate::error::{Failure, InputError, Result};
 use crate::gates::{Bar, GateFile, Metric};
 use crate::report::{self, Report};
 use crate::scenario::{self, Scenario};
+use crate::verify::Cache;
 
 /// The file that tells a directory of an earlier report from any other.
 const REPORT_JSON: &str = "report.json";
@@ -83,8 +84,10 @@ pub(super) fn scenarios(args: &VerifyArgs) -> Result<Vec<Scenario>> {
         if wanted.len() > 1 {
             return Err(Failure::usage("--scenario none goes with no other"));
         }
-        if args.suite.is_some() {
-            return Err(Failure::usage("--scenario none: --suite would have no effect"));
+        for (option, given) in [("--suite", args.suite.is_some()), ("--cache", args.cache.is_some())] {
+            if given {
+                return Err(Failure::usage(format!("--scenario none: {option} would have no effect")));
+            }
         }
         return Ok(Vec::new());
     }
@@ -101,6 +104,21 @@ pub(super) fn scenarios(args: &VerifyArgs) -> Result<Vec<Scenario>> {
     }
     all.retain(|s| wanted.is_empty() || wanted.contains(&s.name));
     Ok(all)
+}
+
+/// Refuses a `--cache` that is something else, or that a report would replace.
+pub(super) fn check_cache(args: &VerifyArgs) -> Result<()> {
+    let Some(path) = &args.cache else { return Ok(()) };
+    Cache::check(path)?;
+    let resolved = |path: &Path| std::path::absolute(path).map(|p| p.components().collect::<PathBuf>()).ok();
+    let inside = |report: &PathBuf| Some(resolved(path)?.starts_with(resolved(report)?));
+    if args.report.as_ref().and_then(inside).unwrap_or(false) {
+        return Err(Failure::usage(format!(
+            "--cache {}: --report would replace it; choose another directory",
+            path.display()
+        )));
+    }
+    Ok(())
 }
 
 /// Where reports go.

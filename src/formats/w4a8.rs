@@ -308,7 +308,7 @@ impl Format for W4a8 {
     }
 
     fn default_gates(&self) -> Gates {
-        Gates { min_weight_snr_db: 10.0, min_snr_db: 10.0, max_kld: 0.15, min_greedy: 0.1 }
+        Gates { min_weight_snr_db: 10.0, min_snr_db: 10.0, max_kld: 0.15, min_greedy: 0.1, min_actions: 0.4 }
     }
 }
 

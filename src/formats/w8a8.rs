@@ -94,7 +94,7 @@ impl Format for W8a8 {
     /// and 0.48, since they decide little. The bars leave room for models with outliers and catch
     /// anything that is broken.
     fn default_gates(&self) -> Gates {
-        Gates { min_weight_snr_db: 25.0, min_snr_db: 20.0, max_kld: 0.05, min_greedy: 0.25 }
+        Gates { min_weight_snr_db: 25.0, min_snr_db: 20.0, max_kld: 0.05, min_greedy: 0.25, min_actions: 0.6 }
     }
 }
 

@@ -52,8 +52,13 @@ fn the_command_line_wins_over_the_scheme_and_the_scheme_over_all() {
             bar(Metric::Greedy, Some("long"), 0.5)
         ]
     );
-    let mut bars =
-        default_bars(Gates { min_weight_snr_db: 1.0, min_snr_db: 2.0, max_kld: 3.0, min_greedy: 0.25 });
+    let mut bars = default_bars(Gates {
+        min_weight_snr_db: 1.0,
+        min_snr_db: 2.0,
+        max_kld: 3.0,
+        min_greedy: 0.25,
+        min_actions: 0.5,
+    });
     overlay(&mut bars, &file.bars("w8a8"));
     overlay(&mut bars, &[bar(Metric::Kld, None, 0.02)]);
     let found: Vec<_> = bars.iter().map(|b| (b.metric, b.scenario.as_deref(), b.bar, b.asked)).collect();
@@ -64,6 +69,7 @@ fn the_command_line_wins_over_the_scheme_and_the_scheme_over_all() {
             (Metric::SnrDb, None, 2.0, false),
             (Metric::Kld, None, 0.02, true),
             (Metric::Greedy, None, 0.0, true),
+            (Metric::Actions, None, 0.5, false),
             (Metric::Greedy, Some("long"), 0.75, true),
         ]
     );
@@ -143,4 +149,31 @@ fn bars_are_passed_from_the_right_side() {
     assert!(weight(&[module(None), module(Some(20.0))]) && weight(&[module(None)]));
     assert!(!weight(&[module(Some(30.0)), module(Some(19.9))]));
     assert!(!weight(&[module(Some(f64::NAN))]));
+}
+
+/// A share of few calls is luck: the scheme's own bar waits for ten of them, the user's does not.
+#[test]
+fn the_schemes_bar_on_tool_calls_counts_from_ten_on() {
+    let with = |same, of| Behaviour {
+        actions: Some(ActionTally {
+            same,
+            same_tool: same,
+            of,
+            recovered: 0,
+            reference_right: 0,
+            artifact_right: 0,
+            known: 0,
+        }),
+        ..behaviour(3)
+    };
+    let own = Bar { asked: false, ..bar(Metric::Actions, None, 0.5) };
+    let passed = |bar: &Bar, b: &Behaviour| {
+        judge(std::slice::from_ref(bar), &[], Some(b)).into_iter().map(|g| g.passed).collect::<Vec<_>>()
+    };
+    assert_eq!(passed(&own, &with(0, 9)), [false; 0]);
+    assert_eq!(passed(&own, &with(4, 10)), [false]);
+    assert_eq!(passed(&own, &with(5, 10)), [true]);
+    assert_eq!(passed(&own, &behaviour(3)), [false; 0]);
+    assert_eq!(passed(&bar(Metric::Actions, None, 0.5), &with(0, 1)), [false]);
+    assert_eq!(passed(&bar(Metric::Actions, None, 0.5), &behaviour(3)), [false]);
 }

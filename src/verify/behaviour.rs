@@ -7,7 +7,9 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::layers::{Layers, check_layers, layer_tokens};
+use super::cache::Cache;
+use super::layers::{Layers, Live, Residuals, check_layers, layer_tokens};
+use super::passes::{Passes, tokens_fed};
 use super::said::{ActionReport, ActionTally, Said, Speech};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
@@ -121,22 +123,31 @@ impl Reference {
         speech: &Speech<'_>,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let mut state = State::new(model.config());
+        let passes = Passes::run(&prompt, model, floor, speech.stop, interrupt)?;
+        Self::of(scenario, prompt, passes, model, floor, speech, interrupt)
+    }
+
+    /// The same from forward passes that were made before.
+    ///
+    /// # Errors
+    /// When the continuation cannot be decoded, or on an interrupt.
+    ///
+    /// # Panics
+    /// When the passes are not of this prompt and these models.
+    pub fn of(
+        scenario: &str,
+        prompt: Prompt,
+        passes: Passes,
+        model: &Model<'_>,
+        floor: &Model<'_>,
+        speech: &Speech<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let Passes { continuation, hidden, floor: rounded } = passes;
+        let fed = tokens_fed(prompt.tokens.len(), continuation.len());
+        assert_eq!([hidden.len(), rounded.len()], [fed * model.config().hidden_size; 2], "another prompt's");
         let mut tokens = prompt.tokens.clone();
-        let mut hidden = model.forward(&mut state, &tokens)?;
-        let width = model.config().hidden_size;
-        let mut continuation = Vec::new();
-        // The last new token would only be fed to find one more.
-        loop {
-            interrupt.check()?;
-            let next = argmax(&model.logits(&hidden[hidden.len() - width..]));
-            continuation.push(next);
-            if continuation.len() >= prompt.new_tokens || speech.is_stop(next) {
-                break;
-            }
-            tokens.push(next);
-            hidden.extend(model.forward(&mut state, &[next])?);
-        }
+        tokens.extend(&continuation[..continuation.len() - 1]);
         let said = speech.said(&prompt, &continuation)?;
         let mut this = Self {
             scenario: scenario.to_owned(),
@@ -148,8 +159,7 @@ impl Reference {
             floor_greedy: Greedy::start(),
             said,
         };
-        let compared = this.compare(model, floor, false, interrupt)?;
-        (this.floor, this.floor_greedy) = (compared.comparison, compared.greedy);
+        (this.floor, this.floor_greedy) = this.against(model, floor, &rounded, interrupt)?;
         Ok(this)
     }
 
@@ -166,7 +176,6 @@ impl Reference {
         keep_state: bool,
         interrupt: &Interrupt,
     ) -> Result<Compared> {
-        let (width, vocab) = (model.config().hidden_size, model.config().vocab_size);
         let prompt_tokens = self.prompt.tokens.len();
         let began = Instant::now();
         let mut state = State::new(other.config());
@@ -177,6 +186,20 @@ impl Reference {
             theirs.extend(other.forward(&mut state, &self.tokens[prompt_tokens..])?);
         }
         let seconds = began.elapsed().as_secs_f64();
+        let (comparison, greedy) = self.against(model, other, &theirs, interrupt)?;
+        Ok(Compared { comparison, greedy, after_prompt, seconds })
+    }
+
+    /// Compares the logits that the heads of both models make of their final-norm hidden states.
+    fn against(
+        &self,
+        model: &Model<'_>,
+        other: &Model<'_>,
+        theirs: &[f32],
+        interrupt: &Interrupt,
+    ) -> Result<(Comparison, Greedy)> {
+        let (width, vocab) = (model.config().hidden_size, model.config().vocab_size);
+        let prompt_tokens = self.prompt.tokens.len();
         let (mut comparison, mut greedy) = (Comparison::default(), Greedy::start());
         for (block, (ours, theirs)) in
             self.hidden.chunks(POSITIONS * width).zip(theirs.chunks(POSITIONS * width)).enumerate()
@@ -200,7 +223,7 @@ impl Reference {
                 }
             }
         }
-        Ok(Compared { comparison, greedy, after_prompt, seconds })
+        Ok((comparison, greedy))
     }
 
     /// What another model wants done, which had kept to the reference's continuation up to where `greedy`
@@ -234,15 +257,17 @@ impl Reference {
     }
 }
 
-/// Runs an artifact on prompts that the reference has run; those of a scenario stand together.
+/// Runs an artifact on prompts that the reference has run; those of a scenario stand together. What layers
+/// alone are fed comes from `cache`, or from running the reference.
 ///
 /// # Errors
-/// On an interrupt.
+/// On an interrupt, or when the cache cannot be written.
 pub fn check_behaviour(
     references: &[Reference],
     reference: &Model<'_>,
     artifact: &Model<'_>,
     speech: &Speech<'_>,
+    cache: Option<&Cache>,
     interrupt: &Interrupt,
 ) -> Result<Behaviour> {
     let vocab = reference.config().vocab_size;
@@ -263,8 +288,12 @@ pub fn check_behaviour(
     let longest = references.iter().max_by_key(|run| run.tokens.len());
     let layers = longest
         .map(|run| {
-            let n = layer_tokens(run.tokens.len(), reference.config().sliding_window);
-            check_layers(&run.scenario, &run.tokens[..n], reference, artifact, interrupt)
+            let tokens = &run.tokens[..layer_tokens(run.tokens.len(), reference.config().sliding_window)];
+            let layers = |stream: &dyn Residuals| check_layers(&run.scenario, tokens.len(), stream, artifact);
+            match cache {
+                Some(cache) => layers(&cache.residuals(tokens, reference, interrupt)?),
+                None => layers(&Live { model: reference, tokens, interrupt }),
+            }
         })
         .transpose()?;
     Ok(Behaviour {

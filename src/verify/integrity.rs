@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use super::{Check, Finding};
-use crate::artifact::{FileRecord, Manifest, hash_bytes, hash_file};
+use crate::artifact::{FileRecord, Manifest, Sha256Hex, hash_bytes, hash_file};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles};
 use crate::error::{Failure, InputError, Result};
 
@@ -99,6 +99,21 @@ fn check_file(dir: &ModelDir, name: &str, record: &FileRecord) -> Option<Finding
 
 pub(super) fn differs(expected: &str, found: &str) -> String {
     format!("its bytes were changed: expected SHA-256 {expected}, found {found}")
+}
+
+/// Hashes config.json and every shard of a checkpoint, by name: what it is.
+///
+/// # Errors
+/// When one cannot be read.
+pub fn source_hashes(checkpoint: &Checkpoint) -> Result<BTreeMap<String, Sha256Hex>> {
+    let shards = checkpoint.files.shards.iter().map(|s| s.file_name.as_str());
+    let names: Vec<&str> = shards.chain([crate::checkpoint::CONFIG_FILE]).collect();
+    let hash = |name: &&str| {
+        let failed = |e| Failure::io(&checkpoint.dir.path().join(name), "cannot read", e);
+        let (sha256, _) = hash_file(&mut checkpoint.dir.open_file(name)?).map_err(failed)?;
+        Ok(((*name).to_owned(), sha256))
+    };
+    names.par_iter().map(hash).collect()
 }
 
 /// Proves that `checkpoint` is what the artifact was made from.

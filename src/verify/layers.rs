@@ -57,39 +57,95 @@ pub(super) fn layer_tokens(len: usize, window: usize) -> usize {
     len.min(wanted)
 }
 
-/// Feeds every layer of `other` with what the same layer of the reference gets, token for token.
+/// Shown rows of a residual stream: after which layer, or none for the embedding's; the position of the first
+/// row; and the rows, `[tokens, hidden]`.
+pub(super) type See<'s> = dyn FnMut(Option<usize>, usize, &[f32]) + 's;
+
+/// A model's residual stream on a text, in pieces of [`PIECE`] tokens: of each piece first the embedding's
+/// rows, then what every layer makes of them.
+pub(super) trait Residuals {
+    /// Shows all of it, in order.
+    ///
+    /// # Errors
+    /// When it cannot be computed or read, or on an interrupt.
+    fn each(&self, see: &mut See<'_>) -> Result<()>;
+}
+
+/// The stream of a model that is run for it.
+pub(super) struct Live<'a, 'm> {
+    pub(super) model: &'a Model<'m>,
+    pub(super) tokens: &'a [u32],
+    pub(super) interrupt: &'a Interrupt,
+}
+
+impl Residuals for Live<'_, '_> {
+    fn each(&self, see: &mut See<'_>) -> Result<()> {
+        each_residual(self.model, self.tokens, self.interrupt, see)
+    }
+}
+
+/// Runs a model on a text and shows its residual stream.
 ///
 /// # Errors
 /// When a token is outside the vocabulary, or on an interrupt.
-pub(super) fn check_layers(
-    scenario: &str,
+pub(super) fn each_residual(
+    model: &Model<'_>,
     tokens: &[u32],
-    reference: &Model<'_>,
-    other: &Model<'_>,
     interrupt: &Interrupt,
-) -> Result<Layers> {
-    let config = reference.config();
-    let mut sums = vec![[ErrorSums::default(); 2]; config.num_hidden_layers()];
-    let (mut ours, mut theirs) = (State::new(config), State::new(other.config()));
+    see: &mut See<'_>,
+) -> Result<()> {
+    let mut state = State::new(model.config());
     for piece in tokens.chunks(PIECE) {
         interrupt.check()?;
-        let mut input: Vec<f32> = Vec::new();
-        reference.run(&mut ours, piece, &mut |edge, position, rows| match edge {
-            Edge::Embedding => input = rows.to_vec(),
-            Edge::Layer(i, LayerEdge::Output) => {
-                let mut output = input.clone();
-                other.run_layer(i, &mut theirs, position, &mut output, &mut |_, _| {});
-                for ((r, y), x) in rows.iter().zip(&output).zip(&input) {
-                    let (r, y, x) = (f64::from(*r), f64::from(*y), f64::from(*x));
-                    let noise = (r - y) * (r - y);
-                    sums[i][0] += ErrorSums { signal: r * r, noise };
-                    sums[i][1] += ErrorSums { signal: (r - x) * (r - x), noise };
-                }
-                input.copy_from_slice(rows);
-            }
+        model.run(&mut state, piece, &mut |edge, position, rows| match edge {
+            Edge::Embedding => see(None, position, rows),
+            Edge::Layer(i, LayerEdge::Output) => see(Some(i), position, rows),
             _ => {}
         })?;
     }
+    Ok(())
+}
+
+/// What [`each_residual`] shows on a text of so many tokens: place, position of the first row, rows.
+pub(super) fn residual_pieces(
+    tokens: usize,
+    layers: usize,
+) -> impl Iterator<Item = (Option<usize>, usize, usize)> {
+    (0..tokens).step_by(PIECE).flat_map(move |position| {
+        let rows = PIECE.min(tokens - position);
+        std::iter::once(None).chain((0..layers).map(Some)).map(move |place| (place, position, rows))
+    })
+}
+
+/// Feeds every layer of `other` with what the same layer of the reference gets, token for token: `reference`
+/// is the stream of the first `tokens` of the scenario's text.
+///
+/// # Errors
+/// When the stream cannot be computed or read, or on an interrupt.
+pub(super) fn check_layers(
+    scenario: &str,
+    tokens: usize,
+    reference: &dyn Residuals,
+    other: &Model<'_>,
+) -> Result<Layers> {
+    let config = other.config();
+    let mut sums = vec![[ErrorSums::default(); 2]; config.num_hidden_layers()];
+    let mut theirs = State::new(config);
+    let mut input: Vec<f32> = Vec::new();
+    reference.each(&mut |place, position, rows| {
+        if let Some(i) = place {
+            let mut output = input.clone();
+            other.run_layer(i, &mut theirs, position, &mut output, &mut |_, _| {});
+            for ((r, y), x) in rows.iter().zip(&output).zip(&input) {
+                let (r, y, x) = (f64::from(*r), f64::from(*y), f64::from(*x));
+                let noise = (r - y) * (r - y);
+                sums[i][0] += ErrorSums { signal: r * r, noise };
+                sums[i][1] += ErrorSums { signal: (r - x) * (r - x), noise };
+            }
+        }
+        input.clear();
+        input.extend_from_slice(rows);
+    })?;
     let layer = |(i, [output, update]): (usize, [ErrorSums; 2])| LayerSnr {
         layer: i,
         kind: config.layer_types[i].name().to_owned(),
@@ -98,7 +154,7 @@ pub(super) fn check_layers(
     };
     Ok(Layers {
         scenario: scenario.to_owned(),
-        tokens: tokens.len(),
+        tokens,
         layers: sums.into_iter().enumerate().map(layer).collect(),
     })
 }

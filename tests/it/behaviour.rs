@@ -251,7 +251,7 @@ fn teacher_forcing_finds_the_same_divergence_as_decoding() {
         let run =
             Reference::run("x", Prompt::of_tokens(&prompt, 40), &reference, &floor, &TOKENS, &interrupt)
                 .unwrap();
-        let behaviour = check_behaviour(&[run], &reference, &other, &TOKENS, &interrupt).unwrap();
+        let behaviour = check_behaviour(&[run], &reference, &other, &TOKENS, None, &interrupt).unwrap();
         let greedy = behaviour.scenarios[0].greedy;
         let decode = |m: &spark_convert::runtime::Model<'_>| {
             m.greedy(&mut State::new(m.config()), &prompt, 40, |_| false).unwrap()
@@ -273,7 +273,7 @@ fn a_model_loses_nothing_against_itself() {
     let interrupt = Interrupt::default();
     let prompt = Prompt::of_tokens(&[3, 17, 42], 5);
     let run = Reference::run("x", prompt, &model, &model, &TOKENS, &interrupt).unwrap();
-    let behaviour = check_behaviour(&[run], &model, &model, &TOKENS, &interrupt).unwrap();
+    let behaviour = check_behaviour(&[run], &model, &model, &TOKENS, None, &interrupt).unwrap();
     let total = behaviour.total;
     assert_eq!(
         (total.logits_snr_db, total.kl.max, total.same_top, total.top20_overlap),

@@ -1,9 +1,11 @@
 //! End-to-end tests on checkpoints made at run time: the real binary, and the forward pass against
 //! goldens of PyTorch.
 
+mod agent_suite;
 mod behaviour;
 mod calibration;
 mod crash;
+mod end_to_end;
 mod export_dialects;
 mod export_npu;
 mod export_npu_run;
@@ -29,6 +31,7 @@ mod smooth;
 mod tamper;
 mod trained;
 mod verify;
+mod verify_cache;
 mod verify_export;
 mod verify_report;
 mod verify_suite;

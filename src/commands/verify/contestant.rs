@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Source, not_finite, speech};
+use super::{Source, not_finite};
 use crate::checkpoint::GgufFile;
 use crate::cli::VerifyArgs;
 use crate::commands::gguf;
@@ -12,7 +12,7 @@ use crate::opened::gguf_model;
 use crate::progress;
 use crate::report::{SizesOnDisk, Verdict};
 use crate::runtime::Gelu;
-use crate::verify::{check_behaviour, check_contestant, check_same_model};
+use crate::verify::{check_contestant, check_same_model};
 
 /// Stands for a scheme in reports and in files of gates.
 pub(super) const SCHEME: &str = "gguf";
@@ -50,9 +50,7 @@ pub(super) fn examine(
     verdict.findings.extend(findings);
     if verdict.findings.is_empty() && !source.scenarios.is_empty() {
         let model = gguf_model(&file)?.with_gelu(gelu);
-        let (tokenizer, references) = source.said(interrupt)?;
-        let speech = speech(source.checkpoint, tokenizer);
-        let behaviour = check_behaviour(references, &source.model, &model, &speech, interrupt)?;
+        let behaviour = source.compare(&model, interrupt)?;
         verdict.findings.extend(not_finite(&behaviour));
         verdict.behaviour = Some(behaviour);
     }

@@ -31,9 +31,14 @@ pub(super) fn is_export(manifest: &Manifest) -> bool {
 /// The scheme of an export.
 pub(super) const SCHEME: &str = Options::SCHEME;
 
-/// Refuses gates that hold nothing of these artifacts: `None` stands for one whose manifest was changed, which
+/// Refuses gates that hold nothing of these artifacts, and a cache that none of them would use: `None` stands for one whose manifest was changed, which
 /// is told later.
-pub(super) fn check_gates(flags: &[Bar], manifests: &[Option<Manifest>], contestants: bool) -> Result<()> {
+pub(super) fn check_options(
+    flags: &[Bar],
+    cache: bool,
+    manifests: &[Option<Manifest>],
+    contestants: bool,
+) -> Result<()> {
     if manifests.contains(&None) {
         return Ok(());
     }
@@ -46,6 +51,9 @@ pub(super) fn check_gates(flags: &[Bar], manifests: &[Option<Manifest>], contest
         ));
     }
     let others = contestants || manifests.iter().flatten().any(|m| !is_export(m));
+    if cache && !others {
+        return Err(Failure::usage("--cache has no effect on NPU exports, whose steps are all that is run"));
+    }
     let whole = |m: &Manifest| m.options.get("split").is_some_and(|split| split == "whole");
     for metric in flags.iter().map(|bar| bar.metric) {
         let option = format!("--{}", metric.key().replace('_', "-"));

@@ -33,6 +33,8 @@ enum Set {
     Combinations,
     /// ONNX Runtime, OpenVINO and MNN run one export of every dialect (450 MiB of packages).
     Engines,
+    /// NumPy computes what verify reports of three artifacts (the environment of `light`).
+    EndToEnd,
     /// vLLM's CPU build loads artifacts and generates (6.2 GiB, Linux x86-64).
     Vllm,
 }
@@ -68,6 +70,7 @@ pub(crate) fn run_sets(args: &Args) -> Result<()> {
             Set::Bundled => bundled(&dir)?,
             Set::Combinations => engines::combinations(&dir, &python(&dir, "light")?, &release_binary()?)?,
             Set::Engines => engines::check(&release_binary()?)?,
+            Set::EndToEnd => end_to_end(&dir)?,
             Set::Vllm => {
                 let temp = tempfile::tempdir()?;
                 consumer::vllm(&dir, &python(&dir, "vllm")?, &release_binary()?, &sources(temp.path())?)?;
@@ -213,6 +216,19 @@ pub(super) fn checkpoints(dir: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The figures of artifacts that the bundled checkpoint becomes, from the written bytes, against the committed
+/// ones that a test holds `verify` to.
+fn end_to_end(dir: &Path) -> Result<()> {
+    let (binary, temp) = (release_binary()?, tempfile::tempdir()?);
+    let source = Source { name: "spark-tiny", dir: root().join("fixtures/spark-tiny"), layers: 8 };
+    for scheme in ["w8a8", "w4a8", "w4a16"] {
+        make(&binary, &source, scheme, &[], &temp.path().join(scheme))?;
+    }
+    let mut check = program(python(dir, "light")?);
+    check.arg(root().join("tests/oracle/end_to_end.py")).arg("--artifacts").arg(temp.path());
+    run(check.arg("--check").arg(root().join("fixtures/goldens/end-to-end")))
 }
 
 /// The project's own loader of w4a16 artifacts on PyTorch's kernel.
