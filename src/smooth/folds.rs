@@ -22,7 +22,9 @@ impl<'de> Deserialize<'de> for Exponents {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let pair = |pair: &[u8]| -> Option<i8> {
-            let text = std::str::from_utf8(pair).ok().filter(|t| t.len() == 2)?;
+            // Not every byte that a number may begin with is a digit.
+            let digits = pair.len() == 2 && pair.iter().all(u8::is_ascii_hexdigit);
+            let text = std::str::from_utf8(pair).ok().filter(|_| digits)?;
             let exponent = u8::from_str_radix(text, 16).ok()?.cast_signed();
             (-MAX_EXPONENT..=MAX_EXPONENT).contains(&exponent).then_some(exponent)
         };
