@@ -170,23 +170,9 @@ pub(super) fn combinations(dir: &Path, python: &str, binary: &Path) -> Result<()
     Ok(())
 }
 
-/// Writes an export; quantized ones are calibrated on a part of the bundled texts.
+/// An export of the bundled checkpoint.
 fn export(binary: &Path, out: &Path, options: &[&str]) -> Result<()> {
-    let mut export = program(binary);
-    export.args([
-        "export-npu",
-        "fixtures/spark-tiny",
-        "--context",
-        CONTEXT,
-        "--progress",
-        "none",
-        "--quiet",
-        "--force",
-    ]);
-    if !options.contains(&"fp32") && !options.contains(&"float18") {
-        export.args(["--calib-tokens", "4000"]);
-    }
-    output(export.args(options).arg("--out").arg(out)).map(drop)
+    super::export::export(binary, &root().join("fixtures/spark-tiny"), CONTEXT, out, options)
 }
 
 /// The interpreter of an environment with the engines, which is made once.

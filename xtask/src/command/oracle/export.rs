@@ -70,12 +70,12 @@ pub(super) fn check(dir: &Path, python: &str, binary: &Path, all: bool) -> Resul
     let (out, twins) = (temp.path().join("out"), temp.path().join("twins"));
     for (number, source) in sources.iter().enumerate() {
         for split in ["whole", "layer", "block4"] {
-            export(binary, source, &twins.join(split), &["--precision", "fp32", "--split", split])?;
+            export(binary, source, CONTEXT, &twins.join(split), &["--precision", "fp32", "--split", split])?;
         }
         let cases = CASES.iter().step_by(if number == 0 { 1 } else { every });
         for Case { options, check } in cases.chain(FORMS.iter().step_by(every).filter(|_| number == 0)) {
             println!("check_npu.py {}: {options:?}", source.display());
-            export(binary, source, &out, options)?;
+            export(binary, source, CONTEXT, &out, options)?;
             let split = ["layer", "block4"].into_iter().find(|split| options.contains(split));
             let mut referee = program(python);
             referee.arg(dir.join("check_npu.py")).arg(&out);
@@ -85,23 +85,23 @@ pub(super) fn check(dir: &Path, python: &str, binary: &Path, all: bool) -> Resul
     }
     for options in PREFILL.iter().step_by(every) {
         println!("onnx_prefill.py {}: {options:?}", sources[0].display());
-        export(binary, &sources[0], &out, options)?;
+        export(binary, &sources[0], CONTEXT, &out, options)?;
         run(program(python).arg(root().join("tests/oracle/onnx_prefill.py")).arg(&out))?;
     }
     Ok(())
 }
 
 /// Writes an export; quantized ones are calibrated on a part of the bundled texts.
-fn export(binary: &Path, source: &Path, out: &Path, options: &[&str]) -> Result<()> {
+pub(super) fn export(
+    binary: &Path,
+    source: &Path,
+    context: &str,
+    out: &Path,
+    options: &[&str],
+) -> Result<()> {
     let mut export = program(binary);
-    export.arg("export-npu").arg(source).args([
-        "--context",
-        CONTEXT,
-        "--progress",
-        "none",
-        "--quiet",
-        "--force",
-    ]);
+    export.arg("export-npu").arg(source).args(["--context", context]);
+    export.args(["--progress", "none", "--quiet", "--force"]);
     if !options.contains(&"fp32") && !options.contains(&"float18") {
         export.args(["--calib-tokens", "4000"]);
     }
