@@ -77,6 +77,11 @@ impl<'a> PackedCodes<'a> {
         self.layout
     }
 
+    /// The bytes, in that layout.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// Writes the codes (0..=15) of any rows and columns to `out`, `[rows.len(), columns.len()]`; reads
     /// nothing else. Neighbouring rows are cheaper together than one by one.
     ///

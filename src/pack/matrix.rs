@@ -193,6 +193,70 @@ impl<'a> Int4Matrix<'a> {
         }
     }
 
+    /// The grids of one group of neighbouring rows: `(code - zero_points[i]) * scales[i]`.
+    ///
+    /// # Panics
+    /// When there is no such row or group, the lengths are not that of `rows`, or the grids are affine.
+    pub fn grids_of_rows(
+        &self,
+        rows: Range<usize>,
+        group: usize,
+        scales: &mut [f32],
+        zero_points: &mut [i32],
+    ) {
+        let (out_features, groups) = (self.shape()[0], self.groups());
+        check_ranges([out_features, groups], &rows, &(group..group + 1), scales.len());
+        assert_eq!(scales.len(), zero_points.len(), "scales and zero points");
+        zero_points.fill(MIDDLE.into());
+        match self.grids {
+            GroupGrids::GroupMajor { scales: bytes } => {
+                widen_bf16(&bytes[2 * (group * out_features + rows.start)..], scales);
+            }
+            GroupGrids::RowMajor { scales: bytes, zero_points: zeros } => {
+                for (row, scale) in rows.clone().zip(scales) {
+                    *scale = bf16_at(bytes, row * groups + group);
+                }
+                if let Some(zeros) = zeros {
+                    for (row, zero_point) in rows.zip(zero_points) {
+                        *zero_point = zero_points::read_row_major(zeros, groups, row, group).into();
+                    }
+                }
+            }
+            GroupGrids::ScalesAndZeros(_) | GroupGrids::RowMajorAffine { .. } => {
+                panic!("affine grids have no zero points")
+            }
+        }
+    }
+
+    /// The grids of all groups of one row, likewise.
+    ///
+    /// # Panics
+    /// When there is no such row, the lengths are not the number of groups, or the grids are affine.
+    pub fn grids_of_row(&self, row: usize, scales: &mut [f32], zero_points: &mut [i32]) {
+        let (out_features, groups) = (self.shape()[0], self.groups());
+        check_ranges([out_features, groups], &(row..row + 1), &(0..groups), scales.len());
+        assert_eq!(scales.len(), zero_points.len(), "scales and zero points");
+        zero_points.fill(MIDDLE.into());
+        match self.grids {
+            GroupGrids::GroupMajor { scales: bytes } => {
+                for (group, scale) in scales.iter_mut().enumerate() {
+                    *scale = bf16_at(bytes, group * out_features + row);
+                }
+            }
+            GroupGrids::RowMajor { scales: bytes, zero_points: zeros } => {
+                widen_bf16(&bytes[2 * row * groups..], scales);
+                if let Some(zeros) = zeros {
+                    for (group, zero_point) in zero_points.iter_mut().enumerate() {
+                        *zero_point = zero_points::read_row_major(zeros, groups, row, group).into();
+                    }
+                }
+            }
+            GroupGrids::ScalesAndZeros(_) | GroupGrids::RowMajorAffine { .. } => {
+                panic!("affine grids have no zero points")
+            }
+        }
+    }
+
     /// Decodes one row into `out`, `[in]`.
     ///
     /// # Panics
@@ -237,6 +301,12 @@ impl<'a> Int4Matrix<'a> {
             self.grid(row, group).decode(&codes[part.clone()], &mut out[part]);
             column = end;
         }
+    }
+}
+
+fn widen_bf16(bytes: &[u8], out: &mut [f32]) {
+    for (x, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *x = bf16_at(bytes, 0);
     }
 }
 

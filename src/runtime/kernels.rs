@@ -7,8 +7,14 @@
 //! one by one. Nothing in this depends on how many rows are multiplied together, so one token and a
 //! batch of tokens give the same bits.
 
+// Kernels walk over rows, lanes and words by number: the closures of iterators over arrays of vectors are
+// compiled without the features of the function around them, and called for every element.
+#![allow(clippy::needless_range_loop)]
+
 pub(crate) mod activation;
 pub(crate) mod dot;
+pub(crate) mod int4;
+pub(crate) mod int4_float;
 pub(crate) mod int8;
 pub(crate) mod mix;
 pub(crate) mod rows;

@@ -119,16 +119,27 @@ pub fn split_rows<S: Default + Send>(
     y: &mut [f32],
     task: impl Fn(&mut S, Range<usize>, &mut [f32]) + Sync,
 ) {
+    split_rows_by(ROW_BLOCK, tokens, rows, y, task);
+}
+
+/// The same with blocks of `height` rows.
+fn split_rows_by<S: Default + Send>(
+    height: usize,
+    tokens: usize,
+    rows: Range<usize>,
+    y: &mut [f32],
+    task: impl Fn(&mut S, Range<usize>, &mut [f32]) + Sync,
+) {
     let n = rows.len();
     if tokens == 0 || n == 0 {
         return;
     }
-    let block = |start: usize| rows.start + start..rows.start + (start + ROW_BLOCK).min(n);
+    let block = |start: usize| rows.start + start..rows.start + (start + height).min(n);
     if tokens == 1 {
-        let each = |s: &mut S, (i, out): (usize, &mut [f32])| task(s, block(i * ROW_BLOCK), out);
-        return y.par_chunks_mut(ROW_BLOCK).enumerate().for_each_init(S::default, each);
+        let each = |s: &mut S, (i, out): (usize, &mut [f32])| task(s, block(i * height), out);
+        return y.par_chunks_mut(height).enumerate().for_each_init(S::default, each);
     }
-    let starts: Vec<usize> = (0..n).step_by(ROW_BLOCK).collect();
+    let starts: Vec<usize> = (0..n).step_by(height).collect();
     let blocks: Vec<Vec<f32>> = starts
         .par_iter()
         .map_init(S::default, |scratch, start| {
@@ -139,7 +150,7 @@ pub fn split_rows<S: Default + Send>(
         })
         .collect();
     y.par_chunks_mut(n).enumerate().for_each(|(token, y)| {
-        for (y, block) in y.chunks_mut(ROW_BLOCK).zip(&blocks) {
+        for (y, block) in y.chunks_mut(height).zip(&blocks) {
             y.copy_from_slice(&block[token * y.len()..][..y.len()]);
         }
     });

@@ -14,7 +14,7 @@ pub(crate) const K_BLOCK: usize = 512;
 /// Elements that a lane's running sum takes up before it is put aside and starts again at zero; part
 /// of the definition of the results. Two levels of short sums lose less than one long one: 5 dB at
 /// the model's row lengths.
-const SEGMENT: usize = 128;
+pub(crate) const SEGMENT: usize = 128;
 
 /// Activation rows of a full tile: with [`TILE_W`], as many sums as there are registers for.
 const TILE_X: usize = 3;
@@ -148,16 +148,21 @@ fn tile_avx2<R: Row, const M: usize, const N: usize>(x: [&[f32]; M], w: [R; N]) 
         let end = (start + SEGMENT).min(k);
         let whole = start + (end - start) / LANES * LANES;
         let mut sums = [[_mm256_setzero_ps(); N]; M];
-        for i in (start..whole).step_by(LANES) {
-            // SAFETY: i + 8 <= k, the length of every row.
-            let xs: [__m256; M] = x.map(|x| unsafe { _mm256_loadu_ps(x.as_ptr().add(i)) });
-            for (j, w) in w.iter().enumerate() {
+        let mut i = start;
+        while i < whole {
+            let mut xs = [_mm256_setzero_ps(); M];
+            for r in 0..M {
+                // SAFETY: i + 8 <= k, the length of every row.
+                xs[r] = unsafe { _mm256_loadu_ps(x[r].as_ptr().add(i)) };
+            }
+            for j in 0..N {
                 // SAFETY: as above.
-                let w = unsafe { w.load(i) };
-                for (sums, x) in sums.iter_mut().zip(xs) {
-                    sums[j] = _mm256_fmadd_ps(x, w, sums[j]);
+                let w = unsafe { w[j].load(i) };
+                for r in 0..M {
+                    sums[r][j] = _mm256_fmadd_ps(xs[r], w, sums[r][j]);
                 }
             }
+            i += LANES;
         }
         if whole < end {
             for (sums, x) in sums.iter_mut().zip(x) {
@@ -173,16 +178,19 @@ fn tile_avx2<R: Row, const M: usize, const N: usize>(x: [&[f32]; M], w: [R; N]) 
                 }
             }
         }
-        for (totals, sums) in totals.iter_mut().zip(sums) {
-            for (total, sum) in totals.iter_mut().zip(sums) {
-                *total = _mm256_add_ps(*total, sum);
+        for r in 0..M {
+            for j in 0..N {
+                totals[r][j] = _mm256_add_ps(totals[r][j], sums[r][j]);
             }
         }
     }
-    totals.map(|sums| {
-        let four = sum_lanes(std::array::from_fn(|j| sums.get(j).copied().unwrap_or(_mm256_setzero_ps())));
-        std::array::from_fn(|j| four[j])
-    })
+    let mut out = [[0.0; N]; M];
+    for r in 0..M {
+        let mut four = [_mm256_setzero_ps(); 4];
+        four[..N].copy_from_slice(&totals[r]);
+        out[r].copy_from_slice(&sum_lanes(four)[..N]);
+    }
+    out
 }
 
 /// Adds up the lanes of four running sums, halves onto halves.
@@ -191,8 +199,11 @@ fn tile_avx2<R: Row, const M: usize, const N: usize>(x: [&[f32]; M], w: [R; N]) 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[allow(unsafe_code)]
 fn sum_lanes(sums: [__m256; 4]) -> [f32; 4] {
-    let [a, b, c, d] =
-        sums.map(|sum| _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum)));
+    let mut halves = [_mm_setzero_ps(); 4];
+    for i in 0..4 {
+        halves[i] = _mm_add_ps(_mm256_castps256_ps128(sums[i]), _mm256_extractf128_ps::<1>(sums[i]));
+    }
+    let [a, b, c, d] = halves;
     // Lane i of all four beside each other.
     let (ab, cd) = (_mm_unpacklo_ps(a, b), _mm_unpacklo_ps(c, d));
     let (lane0, lane1) = (_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));

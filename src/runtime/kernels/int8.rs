@@ -4,6 +4,7 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use crate::simd::multiversion;
 use crate::tensor::{EXPONENT_BITS, amax_bits};
 
 /// Longest row: with codes of magnitude up to 128 the sum stays within an i32.
@@ -28,13 +29,19 @@ pub(crate) fn quantize_token(x: &[f32], codes: &mut [i16]) -> f32 {
         codes.fill(0);
         return 0.0;
     }
-    for (code, x) in codes.iter_mut().zip(x) {
-        // In range but for scales so small that they have lost bits.
-        #[expect(clippy::cast_possible_truncation, reason = "within 127")]
-        let rounded = (x / scale).round_ties_even().clamp(-127.0, 127.0) as i16;
-        *code = rounded;
-    }
+    round_to_codes(x, scale, codes);
     scale
+}
+
+multiversion! {
+    fn round_to_codes(x: &[f32], scale: f32, codes: &mut [i16]) {
+        for (code, x) in codes.iter_mut().zip(x) {
+            // In range but for scales so small that they have lost bits.
+            #[expect(clippy::cast_possible_truncation, reason = "within 127")]
+            let rounded = (x / scale).round_ties_even().clamp(-127.0, 127.0) as i16;
+            *code = rounded;
+        }
+    }
 }
 
 /// Passes `x[r] . w[c]` to `put(r, c, sum)`; `x` holds rows of length `k` without gaps, `w` too.
@@ -109,27 +116,33 @@ fn tile_avx2<const M: usize, const N: usize>(x: [&[i16]; M], w: [&[i8]; N]) -> [
     assert!(x.iter().all(|x| x.len() == k) && w.iter().all(|w| w.len() == k), "rows differ in length");
     let whole = k / STEP * STEP;
     let mut sums = [[_mm256_setzero_si256(); N]; M];
-    for i in (0..whole).step_by(STEP) {
-        // SAFETY: i + 16 <= k, the length of every row.
-        let xs: [__m256i; M] = x.map(|x| unsafe { _mm256_loadu_si256(x.as_ptr().add(i).cast()) });
-        for (j, w) in w.iter().enumerate() {
+    let mut i = 0;
+    while i < whole {
+        let mut xs = [_mm256_setzero_si256(); M];
+        for r in 0..M {
+            // SAFETY: i + 16 <= k, the length of every row.
+            xs[r] = unsafe { _mm256_loadu_si256(x[r].as_ptr().add(i).cast()) };
+        }
+        for j in 0..N {
             // SAFETY: as above.
-            let w = unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(w.as_ptr().add(i).cast())) };
-            for (sums, x) in sums.iter_mut().zip(xs) {
+            let w = unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(w[j].as_ptr().add(i).cast())) };
+            for r in 0..M {
                 // Pairs of products, at most 2 * 128 * 128: no overflow, unlike with maddubs.
-                sums[j] = _mm256_add_epi32(sums[j], _mm256_madd_epi16(x, w));
+                sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(xs[r], w));
             }
         }
+        i += STEP;
     }
     let mut out = [[0; N]; M];
     if whole < k {
         out = tile_portable(x.map(|x| &x[whole..]), w.map(|w| &w[whole..]));
     }
-    for (out, sums) in out.iter_mut().zip(sums) {
-        for (out, sum) in out.iter_mut().zip(sums) {
+    for r in 0..M {
+        for j in 0..N {
+            let sum = sums[r][j];
             let four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
             let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
-            *out += _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)));
+            out[r][j] += _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)));
         }
     }
     out
@@ -178,6 +191,11 @@ mod tests {
         assert_eq!(codes, [0; 6]);
         assert!(quantize_token(&[1.0, f32::NAN, 0.0, 0.0, 0.0, 0.0], &mut codes).is_nan());
         assert!(quantize_token(&[1.0, f32::INFINITY, 0.0, 0.0, 0.0, 0.0], &mut codes).is_nan());
+        let x: Vec<f32> = (0..99).map(|i| (i as f32 * 0.37).sin()).collect();
+        let (mut a, mut b) = (vec![0; 99], vec![1; 99]);
+        round_to_codes(&x, 1.0 / 127.0, &mut a);
+        round_to_codes::scalar(&x, 1.0 / 127.0, &mut b);
+        assert_eq!(a, b);
         // A scale so small that it has lost bits must not push codes over the edge.
         quantize_token(&[1e-43, -1e-43, 0.0, 0.0, 0.0, 0.0], &mut codes);
         assert!(codes.iter().all(|c| (-127..=127).contains(c)), "{codes:?}");
