@@ -65,14 +65,22 @@ pub(crate) fn multiply(w: InterleavedRows<'_>, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// Rows whose codes lie in eight bytes beside each other: eight in the low nibbles, eight in the high.
+/// Bytes of a column that are worked on together: 16 rows in the low nibbles, 16 in the high ones.
 #[cfg(target_arch = "x86_64")]
-const OCTET: usize = 8;
+const CHUNK: usize = 16;
+/// The rows of a chunk, eight at a time: the first and the second eight of the low nibbles, then of the
+/// high ones.
+#[cfg(target_arch = "x86_64")]
+const PARTS: usize = 4;
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
-/// Lanes whose sums are kept in registers at a time, for both halves of an octet.
+
+/// The first of a part's rows, for the chunk that begins at byte `d` of `half`.
 #[cfg(target_arch = "x86_64")]
-const LANES_AT_ONCE: usize = 2;
+#[inline(always)]
+fn first_row(part: usize, d: usize, half: usize) -> usize {
+    part / 2 * half + d + part % 2 * 8
+}
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -81,32 +89,32 @@ fn multiply_avx2(w: InterleavedRows<'_>, x: &[f32], y: &mut [f32]) {
     let half = w.rows / 2;
     for start in (0..x.len()).step_by(K_BLOCK) {
         let block_end = (start + K_BLOCK).min(x.len());
-        for d in (0..half).step_by(OCTET) {
-            // Of every lane: the rows in low nibbles, those in high ones.
-            let mut totals = [[_mm256_setzero_ps(); 2]; LANES];
+        for d in (0..half).step_by(CHUNK) {
+            // Of every lane, the sums of the rows.
+            let mut totals = [[_mm256_setzero_ps(); PARTS]; LANES];
             for (i, start) in (start..block_end).step_by(SEGMENT).enumerate() {
                 // While these columns are worked on, their share of the following ones is fetched: the
                 // order they are read in is none that the processor foresees.
-                let share = (d / OCTET * (K_BLOCK / SEGMENT) + i) * SEGMENT * OCTET;
+                let share = (d / CHUNK * (K_BLOCK / SEGMENT) + i) * SEGMENT * CHUNK;
                 let ahead = w.codes.as_ptr().wrapping_add((start / K_BLOCK + 1) * K_BLOCK * half + share);
-                for line in (0..SEGMENT * OCTET).step_by(LINE_BYTES) {
+                for line in (0..SEGMENT * CHUNK).step_by(LINE_BYTES) {
                     _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
                 }
                 let sums = segment(w, d, x, start..(start + SEGMENT).min(block_end));
                 for lane in 0..LANES {
-                    for part in 0..2 {
+                    for part in 0..PARTS {
                         totals[lane][part] = _mm256_add_ps(totals[lane][part], sums[lane][part]);
                     }
                 }
             }
-            for part in 0..2 {
+            for part in 0..PARTS {
                 let [a, b, c, d_, e, f, g, h] = totals.map(|lane| lane[part]);
                 let even = _mm256_add_ps(_mm256_add_ps(a, e), _mm256_add_ps(c, g));
                 let odd = _mm256_add_ps(_mm256_add_ps(b, f), _mm256_add_ps(d_, h));
                 let sum = _mm256_add_ps(even, odd);
-                // SAFETY: eight outputs from `part * half + d` on are within the block's rows.
+                // SAFETY: eight outputs from there on are within the block's rows.
                 unsafe {
-                    let y = y.as_mut_ptr().add(part * half + d);
+                    let y = y.as_mut_ptr().add(first_row(part, d, half));
                     let sum = if start == 0 { sum } else { _mm256_add_ps(_mm256_loadu_ps(y), sum) };
                     _mm256_storeu_ps(y, sum);
                 }
@@ -120,20 +128,23 @@ fn multiply_avx2(w: InterleavedRows<'_>, x: &[f32], y: &mut [f32]) {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 #[allow(unsafe_code)]
-fn segment(w: InterleavedRows<'_>, d: usize, x: &[f32], columns: Range<usize>) -> [[__m256; 2]; LANES] {
-    let mut sums = [[_mm256_setzero_ps(); 2]; LANES];
-    let mut group = columns.start / w.group_size;
+fn segment(w: InterleavedRows<'_>, d: usize, x: &[f32], columns: Range<usize>) -> [[__m256; PARTS]; LANES] {
+    let mut sums = [[_mm256_setzero_ps(); PARTS]; LANES];
     // Groups are parts of a segment or whole segments: a stretch lies within one.
-    for start in columns.clone().step_by(w.group_size) {
+    let groups = columns.start / w.group_size..;
+    for (group, start) in groups.zip(columns.clone().step_by(w.group_size)) {
         let stretch = start..(start + w.group_size).min(columns.end);
-        let mut scales = [_mm256_setzero_ps(); 2];
-        let mut zeros = [_mm256_setzero_ps(); 2];
-        let mut firsts = [_mm256_setzero_ps(); 2];
+        let mut scales = [_mm256_setzero_ps(); PARTS];
+        let mut zeros = [_mm256_setzero_ps(); PARTS];
+        let mut firsts = [_mm256_setzero_ps(); PARTS];
         let mut exact = true;
-        for part in 0..2 {
-            let at = (group * w.stride + part * (w.rows / 2) + d) * 4;
+        for part in 0..PARTS {
+            let at = (group * w.stride + first_row(part, d, w.rows / 2)) * 4;
             // SAFETY: the grids of every group and row of the block are there.
             let pairs = unsafe { _mm256_loadu_si256(w.grids.as_ptr().add(at).cast()) };
+            // Those of the next block of rows, asked for by hand: every group is a page of its own.
+            let next = w.grids.as_ptr().wrapping_add(at + w.rows * 4);
+            _mm_prefetch::<_MM_HINT_T1>(next.cast());
             scales[part] = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
             zeros[part] = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-0x1_0000)));
             let (first, is_exact) = first_code(scales[part], zeros[part]);
@@ -145,7 +156,6 @@ fn segment(w: InterleavedRows<'_>, d: usize, x: &[f32], columns: Range<usize>) -
         } else {
             add_columns::<false>(w, d, x, stretch, scales, zeros, &mut sums);
         }
-        group += 1;
     }
     sums
 }
@@ -180,36 +190,43 @@ fn add_columns<const FROM_FIRST: bool>(
     d: usize,
     x: &[f32],
     columns: Range<usize>,
-    scales: [__m256; 2],
-    origins: [__m256; 2],
-    sums: &mut [[__m256; 2]; LANES],
+    scales: [__m256; PARTS],
+    origins: [__m256; PARTS],
+    sums: &mut [[__m256; PARTS]; LANES],
 ) {
     let half = w.rows / 2;
     let low = _mm256_set1_epi32(15);
     let middle = _mm256_set1_epi32(8);
-    for (i, sums) in sums.as_chunks_mut::<LANES_AT_ONCE>().0.iter_mut().enumerate() {
+    // Bytes 0..4 and 4..8, or 8..12 and 12..16, of either half of a register to the low bytes of its words.
+    let spread = |first: i8| {
+        let word = |i: i8| i32::from_le_bytes([(first + i).cast_unsigned(), 0x80, 0x80, 0x80]);
+        _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7))
+    };
+    let spreads = [spread(0), spread(8)];
+    for (lane, sums) in sums.iter_mut().enumerate() {
         let mut here = *sums;
-        let mut column = columns.start + i * LANES_AT_ONCE;
-        while column < columns.end {
-            for lane in 0..LANES_AT_ONCE {
-                let k = column + lane;
-                // SAFETY: groups are whole eights of columns, so k is one of x, and the eight bytes from d
-                // on of its column are there.
-                let (codes, x) = unsafe {
-                    let codes = _mm_loadl_epi64(w.codes.as_ptr().add(k * half + d).cast());
-                    (_mm256_cvtepu8_epi32(codes), _mm256_broadcast_ss(x.get_unchecked(k)))
+        let mut k = columns.start + lane;
+        while k < columns.end {
+            // SAFETY: groups are whole eights of columns, so k is one of x, and the 16 bytes from d on of
+            // its column are there.
+            let (bytes, x) = unsafe {
+                let bytes = _mm_loadu_si128(w.codes.as_ptr().add(k * half + d).cast());
+                (_mm256_broadcastsi128_si256(bytes), _mm256_broadcast_ss(x.get_unchecked(k)))
+            };
+            for part in 0..PARTS {
+                let bytes = _mm256_shuffle_epi8(bytes, spreads[part % 2]);
+                let codes = match part / 2 {
+                    0 => _mm256_and_si256(bytes, low),
+                    _ => _mm256_srli_epi32::<4>(bytes),
                 };
-                let codes = [_mm256_and_si256(codes, low), _mm256_srli_epi32::<4>(codes)];
-                for part in 0..2 {
-                    let steps = match FROM_FIRST {
-                        true => codes[part],
-                        false => _mm256_sub_epi32(codes[part], middle),
-                    };
-                    let weights = _mm256_fmadd_ps(_mm256_cvtepi32_ps(steps), scales[part], origins[part]);
-                    here[lane][part] = _mm256_fmadd_ps(x, weights, here[lane][part]);
-                }
+                let steps = match FROM_FIRST {
+                    true => codes,
+                    false => _mm256_sub_epi32(codes, middle),
+                };
+                let weights = _mm256_fmadd_ps(_mm256_cvtepi32_ps(steps), scales[part], origins[part]);
+                here[part] = _mm256_fmadd_ps(x, weights, here[part]);
             }
-            column += LANES;
+            k += LANES;
         }
         *sums = here;
     }
@@ -241,8 +258,9 @@ mod tests {
                 let (groups, stride) = (k / group_size, rows + 32);
                 let codes: Vec<u8> = (0..k * rows / 2).map(|i| (i * 37 / 3 % 256) as u8).collect();
                 let pair = |i: usize| {
-                    let scale =
-                        bf16::from_f32(0.01 * (1 + i % 13) as f32 * if i % 3 == 0 { -1.0 } else { 1.0 });
+                    let scale = bf16::from_f32(
+                        0.01 * (1 + i % 13) as f32 * if i.is_multiple_of(3) { -1.0 } else { 1.0 },
+                    );
                     [scale, bf16::from_f32(zero_of(kind, scale.to_f32(), i))]
                 };
                 let pairs: Vec<[bf16; 2]> = (0..groups * stride).map(pair).collect();

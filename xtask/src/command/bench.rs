@@ -1,6 +1,9 @@
-//! `cargo xtask bench`: the main job on a checkpoint of the real size, beside the bare I/O.
+//! `cargo xtask bench`: the main job on a checkpoint of the real size, beside the bare I/O, llama.cpp and
+//! PyTorch.
 //!
 //! Everything is measured side by side in one run, caches warm; only ratios mean anything.
+
+mod runtime;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -26,15 +29,41 @@ pub(crate) struct Args {
     /// Runs of each; the fastest counts
     #[arg(long, default_value_t = 3)]
     runs: usize,
+    /// What to measure
+    #[arg(long, value_enum, default_value_t = Part::All)]
+    part: Part,
     /// llama-quantize, to measure beside
     #[arg(long, value_name = "PROGRAM", requires = "gguf")]
     llama_quantize: Option<PathBuf>,
-    /// The same checkpoint as an unquantized GGUF, for llama-quantize
+    /// llama-bench, to measure beside
+    #[arg(long, value_name = "PROGRAM", requires = "gguf")]
+    llama_bench: Option<PathBuf>,
+    /// A Python with torch and safetensors, to measure a plain script of it beside
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<PathBuf>,
+    /// A PyTorch model of Spark, to measure beside the reference of verify: a script with the command line
+    /// `logits --model DIR --random-tokens N --out FILE --threads N`
+    #[arg(long, value_name = "FILE", requires = "python")]
+    torch_reference: Option<PathBuf>,
+    /// The same checkpoint as a BF16 GGUF, for llama.cpp
     #[arg(long, value_name = "FILE")]
     gguf: Option<PathBuf>,
     /// Where the JSON goes
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// What to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Everything
+    All,
+    /// Writing artifacts, and reading them back
+    Quantize,
+    /// Decoding and reading prompts
+    Decode,
+    /// The reference of verify
+    Reference,
 }
 
 /// What one program cost.
@@ -54,13 +83,36 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         Some(model) => model.clone(),
         None => full_size_model(&work)?,
     };
-    let out = work.join("out");
-    let input = weights(&model)?;
-    warm(&input)?;
+    let wanted = |part| args.part == Part::All || args.part == part;
+    let mut json = serde_json::json!({"threads": args.threads});
+    warm(&weights(&model)?)?;
+    if wanted(Part::Quantize) {
+        let costs = quantize(args, &binary, &model, &work)?;
+        print_costs(&costs)?;
+        json["costs"] = serde_json::to_value(costs)?;
+    }
+    if wanted(Part::Decode) {
+        let rates = runtime::decode_and_prompt(args, &binary, &model, &work)?;
+        runtime::print_rates(&rates);
+        json["rates"] = serde_json::to_value(rates)?;
+    }
+    if wanted(Part::Reference) {
+        let prompts = runtime::prompts(args, &model, &work)?;
+        runtime::print_prompts(&prompts);
+        json["prompts"] = serde_json::to_value(prompts)?;
+    }
+    if let Some(path) = &args.json {
+        fs::write(path, serde_json::to_string_pretty(&json)?)?;
+    }
+    Ok(())
+}
 
+fn quantize(args: &Args, binary: &Path, model: &Path, work: &Path) -> Result<Vec<Cost>> {
+    let out = work.join("out");
+    let input = weights(model)?;
     let quantize = |options: &[&str]| {
-        let mut command = program(&binary);
-        command.arg("quantize").arg(&model).arg("--scheme").args(options);
+        let mut command = program(binary);
+        command.arg("quantize").arg(model).arg("--scheme").args(options);
         command
             .args(["--force", "--progress", "none", "--threads", &args.threads.to_string(), "--out"])
             .arg(&out);
@@ -97,8 +149,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             .arg(&copy);
         measure("bare I/O: read the input, copy the output, sync", &mut command)
     })?);
-    let mut verify = program(&binary);
-    verify.arg("verify").arg(&out).arg("--reference").arg(&model);
+    let mut verify = program(binary);
+    verify.arg("verify").arg(&out).arg("--reference").arg(model);
     // The bytes only: what the model says takes minutes, and is not what is compared here.
     verify.args(["--scenario", "none", "--progress", "none", "--threads", &args.threads.to_string()]);
     costs.push(measure("verify --scenario none", &mut verify)?);
@@ -114,12 +166,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
         remove(&to)?;
     }
+    if let Some(python) = &args.python {
+        let script = root().join("tests/oracle/plain_torch.py");
+        let name = "plain PyTorch script, w8a8 rtn";
+        costs.push(best(args.runs, name, || {
+            remove(&copy)?;
+            let mut command = Command::new(python);
+            command.arg(&script).arg(model).arg(&copy).arg(args.threads.to_string());
+            measure(name, &mut command)
+        })?);
+    }
     remove(&copy)?;
     remove(&out)?;
-    report(args, &costs)
+    Ok(costs)
 }
 
-fn report(args: &Args, costs: &[Cost]) -> Result<()> {
+fn print_costs(costs: &[Cost]) -> Result<()> {
     let bare =
         costs.iter().find(|c| c.name.starts_with("bare I/O")).context("the bare I/O was not measured")?;
     println!("| | wall s | CPU s | wall / bare I/O | CPU / bare I/O | peak RssAnon MiB |");
@@ -134,12 +196,6 @@ fn report(args: &Args, costs: &[Cost]) -> Result<()> {
             c.cpu_s / bare.cpu_s,
             c.peak_rss_anon_mib
         );
-    }
-    if let Some(path) = &args.json {
-        fs::write(
-            path,
-            serde_json::to_string_pretty(&serde_json::json!({"threads": args.threads, "costs": costs}))?,
-        )?;
     }
     Ok(())
 }
