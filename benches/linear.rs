@@ -13,7 +13,7 @@ use spark_convert::tensor::{Dtype, TensorView};
 
 /// The up projections of four layers, too large for any cache.
 const SHAPE: [usize; 2] = [4 * 6656, 2048];
-const GROUP_SIZE: usize = 128;
+const GROUP_SIZE: usize = 32;
 const RUNS: usize = 7;
 
 fn main() {

@@ -28,6 +28,9 @@ pub use stacked::StackedLinear;
 /// computed in one task, in an order that depends on the length of the row alone.
 const ROW_BLOCK: usize = 32;
 
+/// Pieces of the work for every thread, at least.
+const PIECES: usize = 8;
+
 /// Tokens from which on it pays to widen a block of weights once for all of them.
 const WIDEN_FROM: usize = 6;
 
@@ -135,13 +138,17 @@ fn split_rows_by<S: Default + Send>(
         return;
     }
     let block = |start: usize| rows.start + start..rows.start + (start + height).min(n);
+    // A thread that is done must find pieces left to take, however uneven their speeds are.
+    let piece = (n.div_ceil(height) / (PIECES * rayon::current_num_threads())).max(1);
     if tokens == 1 {
         let each = |s: &mut S, (i, out): (usize, &mut [f32])| task(s, block(i * height), out);
-        return y.par_chunks_mut(height).enumerate().for_each_init(S::default, each);
+        let blocks = y.par_chunks_mut(height).enumerate().with_max_len(piece);
+        return blocks.for_each_init(S::default, each);
     }
     let starts: Vec<usize> = (0..n).step_by(height).collect();
     let blocks: Vec<Vec<f32>> = starts
         .par_iter()
+        .with_max_len(piece)
         .map_init(S::default, |scratch, start| {
             let range = block(*start);
             let mut out = vec![0.0; tokens * range.len()];

@@ -258,10 +258,17 @@ pub(crate) fn row_sums(bytes: &[u8], x: &[i8], block: usize, sums: &mut [i32]) {
         sums.len()
     );
     #[cfg(target_arch = "x86_64")]
-    if block.is_multiple_of(2 * STEP) && block <= 2 * STEP * STEPS && crate::simd::has_avx2() {
-        // SAFETY: the processor has every feature the function is compiled for.
+    if crate::simd::has_avx2() {
+        // SAFETY: the processor has every feature the functions are compiled for.
         #[allow(unsafe_code)]
-        return unsafe { row_sums_avx2(bytes, x, block, sums) };
+        unsafe {
+            if block.is_multiple_of(2 * STEP) && block <= 2 * STEP * STEPS {
+                return row_sums_avx2(bytes, x, block, sums);
+            }
+            if block == STEP {
+                return row_sums_of_32_avx2(bytes, x, sums);
+            }
+        }
     }
     row_sums_portable(bytes, x, block, sums);
 }
@@ -319,6 +326,49 @@ fn row_sums_avx2(bytes: &[u8], x: &[i8], block: usize, sums: &mut [i32]) {
         sums[b..b + n].copy_from_slice(&out[..n]);
         b += n;
     }
+}
+
+/// [`row_sums`] for blocks of 32 codes, two to a register.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+#[allow(unsafe_code)]
+fn row_sums_of_32_avx2(bytes: &[u8], x: &[i8], sums: &mut [i32]) {
+    assert!(x.len() == sums.len() * STEP && bytes.len() == sums.len() * STEP / 2);
+    let low = _mm256_set1_epi8(15);
+    let ones = _mm256_set1_epi16(1);
+    let whole = sums.len() / 8 * 8;
+    for b in (0..whole).step_by(8) {
+        let mut pairs = [_mm256_setzero_si256(); 4];
+        for i in 0..4 {
+            // SAFETY: blocks b + 2 i and the next have 16 bytes, 16 codes at even places and 16 at odd
+            // ones each.
+            let (bytes, first, second) = unsafe {
+                let x = x.as_ptr().add((b + 2 * i) * STEP);
+                (
+                    _mm256_loadu_si256(bytes.as_ptr().add((b + 2 * i) * STEP / 2).cast()),
+                    _mm256_loadu_si256(x.cast()),
+                    _mm256_loadu_si256(x.add(STEP).cast()),
+                )
+            };
+            let even = _mm256_permute2x128_si256::<0x20>(first, second);
+            let odd = _mm256_permute2x128_si256::<0x31>(first, second);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
+            let products = _mm256_maddubs_epi16(_mm256_and_si256(bytes, low), even);
+            let sum = _mm256_add_epi16(products, _mm256_maddubs_epi16(high, odd));
+            pairs[i] = _mm256_madd_epi16(sum, ones);
+        }
+        // The even blocks' sums in the lower half, the odd ones' in the upper.
+        let [p, q, r, s] = pairs;
+        let eight = _mm256_hadd_epi32(_mm256_hadd_epi32(p, q), _mm256_hadd_epi32(r, s));
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        // SAFETY: b + 8 <= the number of sums.
+        unsafe {
+            let sums = sums.as_mut_ptr().add(b).cast();
+            _mm256_storeu_si256(sums, _mm256_permutevar8x32_epi32(eight, order));
+        }
+    }
+    let at = whole * STEP;
+    row_sums_portable(&bytes[at / 2..], &x[at..], STEP, &mut sums[whole..]);
 }
 
 multiversion! {
@@ -410,8 +460,8 @@ mod tests {
 
     #[test]
     fn both_builds_of_a_row_agree() {
-        for block in [64, 128, 192, 256] {
-            for blocks in 1..=9 {
+        for block in [32, 64, 96, 128, 192, 256] {
+            for blocks in 1..=19 {
                 let bytes: Vec<u8> = (0..blocks * block / 2).map(|i| (i * 37 % 256) as u8).collect();
                 let x: Vec<i8> = (0..blocks * block).map(|i| (i * 29 % 255) as u8 as i8).collect();
                 let (mut a, mut b) = (vec![0; blocks], vec![1; blocks]);
