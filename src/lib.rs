@@ -14,6 +14,7 @@ pub mod commands;
 pub mod convert;
 pub mod device;
 pub mod error;
+pub mod estimate;
 pub mod formats;
 pub mod gates;
 pub mod ggml;

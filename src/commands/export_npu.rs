@@ -15,6 +15,7 @@ use crate::calibrate::{Coverage, Sequences, Site, calibrate};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::ExportNpuArgs;
 use crate::error::{Exit, Failure, Result};
+use crate::estimate;
 use crate::interrupt::Interrupt;
 use crate::npu::options::Options;
 use crate::npu::package::{Calibration, calibration_json, notes, side_files, sizes, write_artifact};
@@ -57,7 +58,11 @@ pub(super) fn run(args: &ExportNpuArgs) -> anyhow::Result<Exit> {
     }
     if args.dry_run {
         let threads = args.run.threads.threads.map_or_else(rayon::current_num_threads, usize::from);
-        print_plan(&request, args.json, peak_bytes(&request.export.graphs, threads))?;
+        let tokens = request.sequences.as_ref().map_or(0, Sequences::total);
+        let export = &request.export;
+        let phases = || estimate::exporting(&request.checkpoint, export.data_bytes(), tokens);
+        let phases = on_threads(args.run.threads, phases)??;
+        print_plan(&request, args.json, peak_bytes(&export.graphs, threads), &phases)?;
         return Ok(Exit::Done);
     }
     let interrupt = Interrupt::install()?;
@@ -219,7 +224,12 @@ fn up_to_date(request: &Request) -> Result<Result<Manifest, String>> {
     Ok(Ok(manifest))
 }
 
-fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::Result<()> {
+fn print_plan(
+    request: &Request,
+    json: bool,
+    peak_memory_bytes: u64,
+    phases: &[estimate::Phase],
+) -> anyhow::Result<()> {
     let Request { checkpoint, export, sequences, out, .. } = request;
     let sizes = sizes(export);
     let weights = || {
@@ -243,6 +253,7 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
         return print_json(&json!({
             "artifact": out, "scheme": Options::SCHEME, "options": export.options.to_json(), "sizes": sizes,
             "bytes": export.data_bytes(), "free_disk_bytes": free_bytes(out), "peak_memory_bytes": peak_memory_bytes,
+            "estimated_seconds": estimate::total(phases), "phases": phases,
             "calibration_tokens": total, "notes": notes(checkpoint, export), "tensors": tensors,
         }));
     }
@@ -265,7 +276,8 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
     let mut text = table::table(&rows);
     text += &format!(
         "\n{}: {} of {} in {}, {} read per token, {:.2} bits per weight{}\n\
-         takes {}; writing takes at most {} of anonymous memory; nothing was written\n",
+         takes {}; writing takes at most {} of anonymous memory\n\
+         {} on this machine; nothing was written\n",
         out.display(),
         export.options.precision.name(),
         table::bytes(export.data_bytes()),
@@ -275,6 +287,7 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
         if total > 0 { format!("; calibration on {total} tokens") } else { String::new() },
         table::disk(export.data_bytes(), free_bytes(out)),
         table::bytes(peak_memory_bytes),
+        table::estimate(phases),
     );
     Ok(print(&text)?)
 }

@@ -12,6 +12,7 @@ use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::QuantizeArgs;
 use crate::convert::{Conversion, Origin, convert, notes, peak_memory_bytes};
 use crate::error::{Exit, Failure, Result};
+use crate::estimate::{self, Phase};
 use crate::formats::Format;
 use crate::guidance::Guidance;
 use crate::interrupt::Interrupt;
@@ -58,6 +59,24 @@ impl Request {
         converting.max(solving).max(smoothing)
     }
 
+    /// How long the run will take here.
+    fn estimate(&self) -> Result<Vec<Phase>> {
+        let (checkpoint, plan, format) = (&self.checkpoint, &self.plan, self.format.as_ref());
+        let tokens = self.sequences.as_ref().map_or(0, Sequences::total);
+        let mut phases = Vec::new();
+        if self.smooth {
+            // Looking takes one pass of the texts, and trying about as long again.
+            phases.push(Phase { phase: "smooth", seconds: estimate::forward(checkpoint, tokens, 2)? });
+        }
+        if format.method() == Method::Gptq {
+            phases.extend(estimate::solving(checkpoint, format, plan, tokens)?);
+        } else {
+            let guidance = self.importance.clone().map_or(Guidance::Weights, Guidance::Importance);
+            phases.push(estimate::quantizing(checkpoint, format, plan, &guidance)?);
+        }
+        Ok(phases)
+    }
+
     /// Bytes that the run takes on disk, the work in progress included.
     fn disk_bytes(&self) -> u64 {
         let scratch = |s| solve::scratch_bytes(&self.plan, &self.checkpoint.config, s);
@@ -99,7 +118,8 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
     }
     if args.dry_run {
         let threads = args.run.threads.threads.map_or_else(rayon::current_num_threads, usize::from);
-        print_plan(&request, args.json, request.peak_memory_bytes(threads))?;
+        let phases = on_threads(args.run.threads, || request.estimate())??;
+        print_plan(&request, args.json, request.peak_memory_bytes(threads), &phases)?;
         return Ok(Exit::Done);
     }
     let interrupt = Interrupt::install()?;
@@ -362,7 +382,7 @@ pub(super) fn same_side_file(checkpoint: &Checkpoint, manifest: &Manifest, name:
     matches!((hash, manifest.files.get(name)), (Some((sha256, _)), Some(record)) if sha256 == record.sha256)
 }
 
-fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::Result<()> {
+fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64, phases: &[Phase]) -> anyhow::Result<()> {
     let Request { format, plan, out, .. } = request;
     let sizes = plan.sizes;
     if json {
@@ -380,7 +400,8 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
         return print_json(&json!({
             "artifact": out, "scheme": format.scheme(), "options": format.options(), "sizes": sizes,
             "disk_bytes": request.disk_bytes(), "free_disk_bytes": free_bytes(out),
-            "peak_memory_bytes": peak_memory_bytes, "notes": request.notes(), "tensors": tensors,
+            "peak_memory_bytes": peak_memory_bytes, "estimated_seconds": estimate::total(phases),
+            "phases": phases, "notes": request.notes(), "tensors": tensors,
         }));
     }
     let mut rows =
@@ -402,7 +423,8 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
     let mut text = table::table(&rows);
     text += &format!(
         "\n{}: {} of {}, {} read per token, {:.2} bits per weight, {} modules quantized\n\
-         takes {} and at most {} of anonymous memory; nothing was written\n",
+         takes {} and at most {} of anonymous memory\n\
+         {} on this machine; nothing was written\n",
         out.display(),
         format.scheme(),
         table::bytes(sizes.tensor_bytes),
@@ -411,6 +433,7 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64) -> anyhow::
         sizes.quantized_modules,
         table::disk(request.disk_bytes(), free_bytes(out)),
         table::bytes(peak_memory_bytes),
+        table::estimate(phases),
     );
     Ok(print(&text)?)
 }
