@@ -3,7 +3,7 @@
 use super::SparkConfig;
 
 /// What a tensor is to the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Module {
     /// `model.embedding`, `[vocab, hidden]`.
     Embedding,
