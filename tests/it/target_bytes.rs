@@ -195,7 +195,7 @@ fn the_same_is_written_by_any_number_of_threads_and_is_up_to_date() {
     let model = model();
     let words =
         |i: u32| (0..120u32).map(|j| format!("word{} ", (i * 7919 + j * j * 31) % 977)).collect::<String>();
-    fs::write(model.root.path().join("texts.txt"), (0..6).map(words).collect::<String>()).unwrap();
+    fs::write(model.root.path().join("texts.txt"), (0..1).map(words).collect::<String>()).unwrap();
     let (smallest, largest) = limits(&model, &[]);
     let target = (3 * smallest + largest) / 4;
     for more in [&["--calib", "texts.txt"][..], &["--calib", "texts.txt", "--method", "gptq"], &[]] {
