@@ -9,6 +9,7 @@
 //! A sequence is folded into running ranges when it is done: memory does not depend on the amount of
 //! text, but for four bytes a token.
 
+mod energy;
 mod importance;
 mod range;
 mod sites;
@@ -19,6 +20,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+pub use energy::{Energies, Energy};
 pub use importance::Importance;
 pub use range::Range;
 pub use sites::{LayerSite, Site};

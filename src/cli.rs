@@ -1,6 +1,7 @@
 //! What can be typed. Declarations only: what it means is decided by the commands.
 
 mod plan;
+mod size;
 
 use std::path::PathBuf;
 
@@ -196,6 +197,7 @@ pub enum LayoutArg {
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --asymmetric --group-size 64 --head int8\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a16 --out out/spark-w4a16\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --method gptq --calib texts/\n  \
+    spark-convert quantize Spark-X2.5-1.7B --scheme w4a8 --asymmetric --target-bytes 1.1GB --calib texts/\n  \
     spark-convert quantize Spark-X2.5-1.7B-BF16.gguf --tokenizer Spark-X2.5-1.7B --scheme w4a8\n  \
     spark-convert quantize Spark-X2.5-1.7B --scheme w8a8 --dry-run --json")]
 pub struct QuantizeArgs {
@@ -212,11 +214,12 @@ pub struct QuantizeArgs {
     /// How scales are chosen
     #[arg(long, value_enum, default_value_t = QuantizeMethodArg::Search)]
     pub method: QuantizeMethodArg,
-    /// Texts that show the inputs of each matrix (gptq, --smooth): a .txt, .md or .jsonl file, or a directory of
-    /// them [default: the bundled texts]
+    /// Texts that show the inputs of each matrix (gptq, --smooth, --target-bytes): a .txt, .md or .jsonl file, or a
+    /// directory of them [default: the bundled texts]
     #[arg(long, value_name = "DIR|FILE")]
     pub calib: Option<PathBuf>,
-    /// Take at most so many tokens, of texts spread evenly over the list (gptq, --smooth) [default: all]
+    /// Take at most so many tokens, of texts spread evenly over the list (gptq, --smooth, --target-bytes)
+    /// [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub calib_tokens: Option<u32>,
     /// Move powers of two from inputs into weights where that lowers the error of a matrix's outputs on the
@@ -242,10 +245,16 @@ pub struct QuantizeArgs {
     /// How codes are packed (w4a8) [default: gptq where it can say it]
     #[arg(long, value_enum)]
     pub packing: Option<PackingArg>,
-    /// Store the projections whose names match in another width, int8 or bf16, in compressed-tensors packing
-    /// (w4a8); a * stands for any text, and the last pattern that matches holds
+    /// Store the projections whose names match in another width, int8, bf16 or 4 bits in groups of another size
+    /// (g32, g64, g128), in compressed-tensors packing (w4a8); a * stands for any text, and the last pattern that
+    /// matches holds
     #[arg(long = "override", value_name = "PATTERN=WIDTH")]
     pub overrides: Vec<String>,
+    /// Choose widths and group sizes of projections and head so that a decoded token reads at most so many bytes
+    /// (12MB, 900MiB), more for those that lose most (w4a8, in compressed-tensors packing). What --override, --head
+    /// and --group-size say stays. Inputs count by --imatrix, or by texts with --calib or --calib-tokens (gptq: always)
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub target_bytes: Option<u64>,
     /// Whether q, k and v stay one module (w4a8 in GPTQ packing) [default: fused]
     #[arg(long, value_enum)]
     pub qkv: Option<QkvArg>,

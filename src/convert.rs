@@ -22,6 +22,7 @@ use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, PlannedShard, Step};
 use crate::progress::Progress;
 use crate::quant::ErrorSums;
+use crate::sensitivity::Allocation;
 use crate::smooth::Smoothing;
 use crate::tensor::{NonFinite, TensorView};
 
@@ -52,6 +53,8 @@ pub struct Conversion<'a> {
     pub guidance: &'a Guidance,
     /// Where the source is a folded one, the original.
     pub origin: Option<Origin<'a>>,
+    /// Where widths were chosen for a budget, how.
+    pub allocation: Option<&'a Allocation>,
 }
 
 /// Writes an artifact into `staging`, the manifest last, and returns the manifest.
@@ -64,7 +67,7 @@ pub fn convert(
     progress: &dyn Progress,
     interrupt: &Interrupt,
 ) -> Result<Manifest> {
-    let Conversion { checkpoint, format, plan, guidance, origin } = conversion;
+    let Conversion { checkpoint, format, plan, guidance, origin, allocation } = conversion;
     let writing = Writing { checkpoint, format, guidance, staging, progress, interrupt };
     let mut source_files = BTreeMap::new();
     let mut files = BTreeMap::new();
@@ -115,6 +118,7 @@ pub fn convert(
         sizes: plan.sizes.into(),
         calibration_sha256: origin.map(|o| o.tokens_sha256.clone()).or_else(|| guidance.sha256()),
         smoothing: origin.map(|origin| origin.smoothing.clone()),
+        allocation: allocation.cloned(),
         notes: notes(checkpoint, plan).into_iter().chain(guidance.notes()).collect(),
         files,
         tensors,

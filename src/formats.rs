@@ -186,8 +186,9 @@ pub trait Codec: Send + Sync {
     /// Bytes of a row of [`SolvedRows::bytes`].
     fn solved_row_bytes(&self, in_features: usize) -> usize;
 
-    /// Rows of weights `[n, in]` as they come back once they are stored, each chosen by itself.
-    fn round(&self, weights: &[f32], in_features: usize) -> Vec<f32>;
+    /// Rows of weights `[n, in]` as they come back once they are stored, each chosen by itself. The squared
+    /// error of each column `[in]` counts by `importance`, as in [`Choice::Weighted`].
+    fn round(&self, weights: &[f32], in_features: usize, importance: Option<&[f32]>) -> Vec<f32>;
 
     /// Whether the consumer rounds inputs to int8 with a scale per token.
     fn rounds_inputs(&self) -> bool;

@@ -34,6 +34,7 @@ pub mod quant;
 pub mod report;
 pub mod runtime;
 pub mod scenario;
+pub mod sensitivity;
 mod simd;
 pub mod smooth;
 pub mod solve;

@@ -1,5 +1,6 @@
 //! Quantization maths: slices in, slices out. Knows no file, no tensor name and no configuration.
 
+pub mod allocate;
 pub mod gptq;
 pub mod int4;
 pub mod int8;

@@ -348,7 +348,7 @@ impl<'a> Reader<'a> {
             .map(|(rows, exact)| {
                 let mut weights = self.weights(rows);
                 multiply(&mut weights, &into_weights);
-                let rounded = self.codec.round(&weights, k);
+                let rounded = self.codec.round(&weights, k, None);
                 let found = outputs(&rounded, &inputs, k);
                 let squares = exact.iter().zip(&found).map(|(a, b)| f64::from(a - b) * f64::from(a - b));
                 squares.sum()

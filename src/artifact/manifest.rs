@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::hash::{Sha256Hex, hash_bytes};
 use crate::plan::{Action, Sizes};
+use crate::sensitivity::Allocation;
 use crate::smooth::Smoothing;
 
 /// Version of the manifest's layout.
@@ -125,6 +126,9 @@ pub struct Manifest {
     /// Powers of two that were moved between the source's matrices before they were quantized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub smoothing: Option<Smoothing>,
+    /// How the widths of modules were chosen for a budget.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocation: Option<Allocation>,
     /// What was assumed, passed over, clipped or fell back, and why.
     pub notes: Vec<String>,
     /// Every file beside this one.
@@ -222,6 +226,7 @@ mod tests {
     fn manifest() -> Manifest {
         Manifest {
             smoothing: None,
+            allocation: None,
             self_sha256: String::new(),
             manifest_version: MANIFEST_VERSION,
             tool: Tool::this(),

@@ -1,7 +1,7 @@
 use super::*;
 use crate::progress::Silent;
 use crate::runtime::{LayerEdge, Rounding};
-use crate::spark::{LayerType, tensor_specs};
+use crate::spark::{LayerType, Module, tensor_specs};
 use crate::tensor::{Dtype, TensorView};
 
 const WINDOW: usize = 8;
@@ -255,4 +255,81 @@ fn an_interrupt_stops_between_pieces() {
     interrupt.stop();
     let failure = calibrate(&weights.model(&config), &sequences(&[20], 20, None), &Silent, &interrupt);
     assert!(matches!(failure, Err(crate::error::Failure::Interrupted)));
+}
+
+/// Against the definitions, in f64, from the weights and the rows that pass.
+#[test]
+fn energies_are_mean_squares_of_inputs_and_of_what_the_weights_make_of_them() {
+    let config = config();
+    let weights = Weights::new(&config);
+    let model = weights.model(&config);
+    let sequences = sequences(&[9, 21], 64, None);
+    let energies =
+        Energies::collect(&model, &sequences, &Silent, &crate::interrupt::Interrupt::default()).unwrap();
+    // Rows of every place, of all tokens in order.
+    let mut rows: std::collections::BTreeMap<String, Vec<f64>> = Default::default();
+    for tokens in &sequences.tokens {
+        let mut see = |edge: Edge, _: usize, values: &[f32]| {
+            rows.entry(format!("{edge:?}")).or_default().extend(values.iter().map(|x| f64::from(*x)));
+        };
+        model.run(&mut State::new(&config), tokens, &mut see).unwrap();
+    }
+    let total = sequences.total();
+    assert!(total < 64, "all logits are taken");
+    let place = |layer: usize, edge: LayerEdge| &rows[&format!("{:?}", Edge::Layer(layer, edge))];
+    let matrix = |name: &str| {
+        let (_, shape, bytes) = weights.0.iter().find(|t| t.0 == name).unwrap();
+        let values = bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b)));
+        (shape[1], values.collect::<Vec<f64>>())
+    };
+    let energy = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>();
+    let near = |what: &str, found: f64, expected: f64| {
+        assert!((found - expected).abs() <= 1e-5 * expected, "{what}: {found}, expected {expected}");
+    };
+    let check = |module, layer, name: &str, inputs: &[f64], common: bool, share: f64| {
+        let found = energies.of(module, layer).unwrap();
+        let (k, w) = matrix(name);
+        let mut columns = vec![0.0; k];
+        let mut outputs = 0.0;
+        for x in inputs.chunks_exact(k) {
+            columns.iter_mut().zip(x).for_each(|(sum, x)| *sum += x * x / total as f64);
+            let mut y: Vec<f64> =
+                w.chunks_exact(k).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
+            if common {
+                let mean = y.iter().sum::<f64>() / y.len() as f64;
+                y.iter_mut().for_each(|y| *y -= mean);
+            }
+            outputs += energy(&y) / total as f64;
+        }
+        assert_eq!(inputs.len(), total * k, "{name}");
+        found.columns.iter().zip(columns).for_each(|(f, e)| near(name, *f, e));
+        near(name, found.outputs, outputs);
+        near(name, found.share, share);
+    };
+    let mut before = rows["Embedding"].clone();
+    for layer in 0..2 {
+        let mut add = |edge| {
+            let added = place(layer, edge);
+            let h = config.hidden_size;
+            before.iter_mut().zip(added).for_each(|(sum, x)| *sum += x);
+            let parts =
+                added.chunks_exact(h).zip(before.chunks_exact(h)).map(|(a, all)| energy(a) / energy(all));
+            parts.sum::<f64>() / total as f64
+        };
+        let attention = add(LayerEdge::AttentionOutput);
+        let mlp = add(LayerEdge::MlpOutput);
+        assert!(attention != mlp);
+        for (module, name, edge, share) in [
+            (Module::QkvProj, "self_attn.q_k_v_proj", LayerEdge::InputNorm, attention),
+            (Module::OutProj, "self_attn.out_proj", LayerEdge::GatedHeads, attention),
+            (Module::MlpGate, "mlp.gate_proj", LayerEdge::PostAttentionNorm, mlp),
+            (Module::MlpUp, "mlp.up_proj", LayerEdge::PostAttentionNorm, mlp),
+            (Module::MlpDown, "mlp.down_proj", LayerEdge::MlpProduct, mlp),
+        ] {
+            let name = format!("model.layers.{layer}.{name}.weight");
+            check(module, Some(layer), &name, place(layer, edge), false, share);
+        }
+    }
+    check(Module::LmHead, None, "model.embedding.weight", &rows["FinalNorm"], true, 1.0);
+    assert_eq!(energies.of(Module::HeadGate, Some(0)), None);
 }

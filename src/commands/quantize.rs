@@ -1,5 +1,7 @@
 //! `quantize`: open, plan, check the destination, convert, publish.
 
+mod target_bytes;
+
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -7,7 +9,7 @@ use serde_json::json;
 
 use super::{calibration, model_arg, on_threads, print, print_json, scheme, table};
 use crate::artifact::{Manifest, Sha256Hex, Staging, check_space, free_bytes, refuse_overlap};
-use crate::calibrate::{Importance, Sequences};
+use crate::calibrate::{Energies, Importance, Sequences};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir};
 use crate::cli::QuantizeArgs;
 use crate::convert::{Conversion, Origin, convert, notes, peak_memory_bytes};
@@ -18,18 +20,20 @@ use crate::guidance::Guidance;
 use crate::interrupt::Interrupt;
 use crate::plan::{Action, Plan, Step};
 use crate::quant::Method;
-use crate::solve;
+use crate::sensitivity::{self, Allocation};
 use crate::spark::Module;
-use crate::{progress, smooth, verify};
+use crate::{progress, smooth, solve, verify};
 
 /// What was asked for, worked out: everything that a run needs to know.
 struct Request {
     checkpoint: Checkpoint,
     format: Box<dyn Format>,
     plan: Plan,
-    /// What to calibrate with, where the method does.
+    /// What to calibrate with, where that is done.
     sequences: Option<Sequences>,
     importance: Option<Importance>,
+    /// How widths were chosen for a budget.
+    allocation: Option<Allocation>,
     smooth: bool,
     write_folded: Option<PathBuf>,
     out: PathBuf,
@@ -44,9 +48,26 @@ impl Request {
         notes(&self.checkpoint, &self.plan).into_iter().chain(calibration).chain(importance).collect()
     }
 
+    /// Adds what the format cannot do with an importance matrix.
+    fn note_importance(&mut self) {
+        let Some(importance) = &mut self.importance else { return };
+        match self.format.codec(Module::LmHead) {
+            Some(codec) if !codec.takes_importance() => importance
+                .notes
+                .push("lm_head: 8 bits have a scale per row, so importance has no effect".to_owned()),
+            Some(_) if !importance.has_head() => importance.notes.push(
+                "lm_head: the importance matrix says nothing of it, so all of its columns count alike \
+                 (llama-imatrix --process-output measures it)"
+                    .to_owned(),
+            ),
+            _ => {}
+        }
+    }
+
     /// Hash of what the codes are chosen by beyond the weights.
     fn calibration_sha256(&self) -> Option<Sha256Hex> {
-        let tokens = self.sequences.as_ref().map(Sequences::sha256);
+        let decides = self.smooth || self.format.method() == Method::Gptq;
+        let tokens = self.sequences.as_ref().filter(|_| decides).map(Sequences::sha256);
         tokens.or_else(|| self.importance.as_ref().map(|importance| importance.sha256.clone()))
     }
 
@@ -56,7 +77,11 @@ impl Request {
         let config = &self.checkpoint.config;
         let solving = if self.format.method() == Method::Gptq { solve::peak_bytes(config) } else { 0 };
         let smoothing = if self.smooth { smooth::peak_bytes(config) } else { 0 };
-        converting.max(solving).max(smoothing)
+        let choosing = self.allocation.as_ref().map_or(0, |_| {
+            let texts = self.sequences.as_ref().map_or(0, |_| Energies::peak_bytes(config));
+            sensitivity::peak_bytes(&self.checkpoint, threads) + texts
+        });
+        converting.max(solving).max(smoothing).max(choosing)
     }
 
     /// How long the run will take here.
@@ -102,6 +127,8 @@ struct Outcome<'a> {
     quantized_modules: usize,
     weight_snr_db: SnrSummary,
     notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allocation: Option<&'a Allocation>,
 }
 
 #[derive(Serialize)]
@@ -112,7 +139,8 @@ struct SnrSummary {
 }
 
 pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
-    let request = request(args)?;
+    let interrupt = Interrupt::install()?;
+    let request = request(args, &interrupt)?;
     for note in request.notes() {
         tracing::info!("{note}");
     }
@@ -122,26 +150,34 @@ pub(super) fn run(args: &QuantizeArgs) -> anyhow::Result<Exit> {
         print_plan(&request, args.json, request.peak_memory_bytes(threads), &phases)?;
         return Ok(Exit::Done);
     }
-    let interrupt = Interrupt::install()?;
     let (manifest, status) =
         on_threads(args.run.threads, || produce(&request, args.run.progress, &interrupt))??;
     print_outcome(&request, &manifest, status, args.json)?;
     Ok(Exit::Done)
 }
 
-fn request(args: &QuantizeArgs) -> Result<Request> {
+fn request(args: &QuantizeArgs, interrupt: &Interrupt) -> anyhow::Result<Request> {
     let model = model_arg::resolve(args.model.as_deref(), "MODEL")?;
     let checkpoint = model_arg::open(&model, args.tokenizer.as_deref())?;
-    let format = scheme::format(args, &checkpoint.config)?;
+    let budget = args
+        .target_bytes
+        .map(|target_bytes| target_bytes::Budget::new(args, &checkpoint, target_bytes))
+        .transpose()?;
+    let format: Box<dyn Format> = match &budget {
+        Some(budget) => Box::new(budget.base.clone()),
+        None => scheme::format(args, &checkpoint.config)?,
+    };
     let plan = Plan::new(&checkpoint, format.as_ref())?;
+    let target = args.target_bytes.map_or_else(String::new, |bytes| format!("-{bytes}B"));
     let imatrix = if args.imatrix.is_some() { "-imatrix" } else { "" };
     let smooth = if args.smooth { "-smooth" } else { "" };
     let default_name = || {
-        format!("{}-{}{}{imatrix}{smooth}", checkpoint.model_name(), format.scheme(), format.name_suffix())
+        let (name, scheme, suffix) = (checkpoint.model_name(), format.scheme(), format.name_suffix());
+        format!("{name}-{scheme}{suffix}{target}{imatrix}{smooth}")
     };
     let out = args.out.clone().unwrap_or_else(|| Path::new("artifacts").join(default_name()));
     if out.as_os_str().is_empty() {
-        return Err(Failure::usage("--out is empty; is a variable not set?"));
+        return Err(Failure::usage("--out is empty; is a variable not set?").into());
     }
     // A trailing slash or "/." would hide the name that the staging directory is made from.
     let out: PathBuf = out.components().collect();
@@ -150,9 +186,11 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     if args.smooth && checkpoint.gguf.is_some() {
         return Err(Failure::usage(
             "--smooth: takes a checkpoint in safetensors, of which it makes a folded copy",
-        ));
+        )
+        .into());
     }
-    let sequences = if args.smooth || format.method() == Method::Gptq {
+    let asked_for = budget.is_some() && (args.calib.is_some() || args.calib_tokens.is_some());
+    let sequences = if args.smooth || format.method() == Method::Gptq || asked_for {
         let context = CALIBRATION_CONTEXT.min(checkpoint.config.max_position_embeddings);
         Some(calibration::sequences(args.calib.as_deref(), args.calib_tokens, &checkpoint, context)?)
     } else {
@@ -162,42 +200,27 @@ fn request(args: &QuantizeArgs) -> Result<Request> {
     if let Some(folded) = &write_folded {
         refuse_overlap(folded, checkpoint.dir.path())?;
         if *folded == out {
-            return Err(Failure::usage("--write-folded: is where the artifact goes"));
+            return Err(Failure::usage("--write-folded: is where the artifact goes").into());
         }
     }
-    let importance = args.imatrix.as_deref().map(|path| importance(path, &checkpoint, format.as_ref()));
-    let importance = importance.transpose()?;
-    let smooth = args.smooth;
-    Ok(Request {
+    let importance = args.imatrix.as_deref().map(|path| Importance::read(path, &checkpoint.config));
+    let mut request = Request {
+        importance: importance.transpose()?,
         checkpoint,
         format,
         plan,
         sequences,
-        importance,
-        smooth,
+        allocation: None,
+        smooth: args.smooth,
         write_folded,
         out,
         force: args.force,
-    })
-}
-
-/// The importance matrix, and what the format cannot do with it.
-fn importance(path: &Path, checkpoint: &Checkpoint, format: &dyn Format) -> Result<Importance> {
-    let mut importance = Importance::read(path, &checkpoint.config)?;
-    match format.codec(Module::LmHead) {
-        Some(codec) if !codec.takes_importance() => {
-            importance
-                .notes
-                .push("lm_head: 8 bits have a scale per row, so importance has no effect".to_owned());
-        }
-        Some(_) if !importance.has_head() => importance.notes.push(
-            "lm_head: the importance matrix says nothing of it, so all of its columns count alike \
-             (llama-imatrix --process-output measures it)"
-                .to_owned(),
-        ),
-        _ => {}
+    };
+    if let Some(budget) = budget {
+        on_threads(args.run.threads, || budget.spend(&mut request, args.run.progress, interrupt))??;
     }
-    Ok(importance)
+    request.note_importance();
+    Ok(request)
 }
 
 /// Makes the artifact, unless it is there already.
@@ -278,7 +301,7 @@ fn write(
     style: progress::Style,
     interrupt: &Interrupt,
 ) -> Result<(Manifest, Guidance)> {
-    let Request { format, plan, sequences, importance, out, .. } = request;
+    let Request { format, plan, sequences, importance, allocation, out, .. } = request;
     let guidance = match (sequences, importance) {
         (Some(sequences), _) if format.method() == Method::Gptq => {
             let work = solve::work(&checkpoint.config, sequences);
@@ -299,7 +322,8 @@ fn write(
         _ => Guidance::Weights,
     };
     let progress = progress::new(style, "quantize", work(plan, checkpoint));
-    let conversion = Conversion { checkpoint, format: format.as_ref(), plan, guidance: &guidance, origin };
+    let (format, allocation) = (format.as_ref(), allocation.as_ref());
+    let conversion = Conversion { checkpoint, format, plan, guidance: &guidance, origin, allocation };
     let manifest = convert(conversion, staging, progress.as_ref(), interrupt)?;
     progress.finish();
     interrupt.check()?;
@@ -356,6 +380,15 @@ fn up_to_date(request: &Request) -> Result<Result<Manifest, String>> {
         let options = serde_json::Value::Object(manifest.options);
         return Ok(Err(format!("it is {} with {options}", manifest.scheme)));
     }
+    if manifest.allocation != request.allocation {
+        let target = |a: &Option<Allocation>| {
+            a.as_ref()
+                .map_or("no --target-bytes".to_owned(), |a| format!("--target-bytes {}", a.target_bytes))
+        };
+        let (made, asked) = (target(&manifest.allocation), target(&request.allocation));
+        let why = if made == asked { "other texts, or another importance matrix".to_owned() } else { made };
+        return Ok(Err(format!("it was made with {why}")));
+    }
     if manifest.calibration_sha256 != request.calibration_sha256() {
         return Ok(Err("it was calibrated with other texts, or another importance matrix".to_owned()));
     }
@@ -397,12 +430,16 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64, phases: &[P
                 })
             })
             .collect();
-        return print_json(&json!({
+        let mut report = json!({
             "artifact": out, "scheme": format.scheme(), "options": format.options(), "sizes": sizes,
             "disk_bytes": request.disk_bytes(), "free_disk_bytes": free_bytes(out),
             "peak_memory_bytes": peak_memory_bytes, "estimated_seconds": estimate::total(phases),
             "phases": phases, "notes": request.notes(), "tensors": tensors,
-        }));
+        });
+        if let Some(allocation) = &request.allocation {
+            report["allocation"] = json!(allocation);
+        }
+        return print_json(&report);
     }
     let mut rows =
         vec![["tensor", "action", "dtype", "shape", "bytes", "bits/weight"].map(str::to_owned).to_vec()];
@@ -435,6 +472,7 @@ fn print_plan(request: &Request, json: bool, peak_memory_bytes: u64, phases: &[P
         table::bytes(peak_memory_bytes),
         table::estimate(phases),
     );
+    text += &request.allocation.as_ref().map_or_else(String::new, target_bytes::table);
     Ok(print(&text)?)
 }
 
@@ -464,6 +502,7 @@ fn print_outcome(
                 lowest_module: lowest.map(|l| crate::plan::module_of(l.1).to_owned()),
             },
             notes: &manifest.notes,
+            allocation: manifest.allocation.as_ref(),
         });
     }
     let snr = match (lowest, mean) {
@@ -472,8 +511,9 @@ fn print_outcome(
         }
         _ => String::new(),
     };
+    let allocation = manifest.allocation.as_ref().map_or_else(String::new, target_bytes::table);
     Ok(print(&format!(
-        "{}: {status}; {} {}, {} read per token, {:.2} bits per weight, {} modules quantized{snr}\n",
+        "{}: {status}; {} {}, {} read per token, {:.2} bits per weight, {} modules quantized{snr}\n{allocation}",
         request.out.display(),
         manifest.scheme,
         table::bytes(sizes.tensor_bytes),

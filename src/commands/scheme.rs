@@ -4,6 +4,7 @@ use crate::cli::{HeadArg, LayoutArg, PackingArg, QkvArg, QuantizeArgs, QuantizeM
 use crate::error::{Failure, Result};
 use crate::formats::{Format, Head, Layout, Overrides, QkvTensors, Signs, W4a8, W4a16, W8a8};
 use crate::quant::Method;
+use crate::sensitivity::Fixed;
 use crate::spark::SparkConfig;
 
 /// The format that the arguments ask for.
@@ -11,16 +12,53 @@ use crate::spark::SparkConfig;
 /// # Errors
 /// An option that would have no effect, or options that contradict each other.
 pub(crate) fn format(args: &QuantizeArgs, config: &SparkConfig) -> Result<Box<dyn Format>> {
+    let method = method(args)?;
+    Ok(match args.scheme {
+        SchemeArg::W8a8 => Box::new(w8a8(args, method)?),
+        SchemeArg::W4a8 => Box::new(w4a8(args, method, config)?),
+        SchemeArg::W4a16 => Box::new(w4a16(args, method)?),
+    })
+}
+
+/// With `--target-bytes`: the builds to start from, the smallest first, and what the other options decide.
+///
+/// # Errors
+/// As [`format`]; and a scheme whose consumer knows one width only.
+pub(crate) fn to_choose(args: &QuantizeArgs, config: &SparkConfig) -> Result<(Vec<W4a8>, Fixed)> {
+    let method = method(args)?;
+    match args.scheme {
+        SchemeArg::W4a8 => {}
+        SchemeArg::W8a8 => w8a8(args, method).map(drop)?,
+        SchemeArg::W4a16 => w4a16(args, method).map(drop)?,
+    }
+    let (build, overrides) = (w4a8(args, method, config)?, overrides(args, config)?);
+    let of_size = |size| build.clone().with_group_size(size).with_overrides(overrides.clone());
+    let builds = match args.group_size {
+        Some(_) => vec![build],
+        None => W4a8::GROUP_SIZES.into_iter().rev().map(of_size).collect(),
+    };
+    Ok((builds, Fixed { group_size: args.group_size.is_some(), head: args.head.is_some(), overrides }))
+}
+
+fn method(args: &QuantizeArgs) -> Result<Method> {
     let method = match args.method {
         QuantizeMethodArg::Rtn => Method::RoundToNearest,
         QuantizeMethodArg::Search => Method::Search,
         QuantizeMethodArg::Gptq => Method::Gptq,
     };
-    if method != Method::Gptq && !args.smooth {
-        refuse(args.calib.is_some(), "--calib: goes with --method gptq or --smooth")?;
-        refuse(args.calib_tokens.is_some(), "--calib-tokens: goes with --method gptq or --smooth")?;
+    if method != Method::Gptq && !args.smooth && args.target_bytes.is_none() {
+        refuse(args.calib.is_some(), "--calib: goes with --method gptq, --smooth or --target-bytes")?;
+        refuse(
+            args.calib_tokens.is_some(),
+            "--calib-tokens: goes with --method gptq, --smooth or --target-bytes",
+        )?;
     }
     if args.imatrix.is_some() {
+        let calibrated = args.calib.is_some() || args.calib_tokens.is_some();
+        refuse(
+            calibrated,
+            "--imatrix: says how much inputs count, and so does --calib; leave one of them out",
+        )?;
         refuse(args.smooth, "--imatrix: was measured on inputs that --smooth would change")?;
         refuse(method == Method::RoundToNearest, "--imatrix: --method rtn searches nothing")?;
         refuse(method == Method::Gptq, "--imatrix: --method gptq measures the inputs itself, with --calib")?;
@@ -29,11 +67,7 @@ pub(crate) fn format(args: &QuantizeArgs, config: &SparkConfig) -> Result<Box<dy
             "--imatrix: has no effect with w8a8, whose scales are of whole rows",
         )?;
     }
-    Ok(match args.scheme {
-        SchemeArg::W8a8 => Box::new(w8a8(args, method)?),
-        SchemeArg::W4a8 => Box::new(w4a8(args, method, config)?),
-        SchemeArg::W4a16 => Box::new(w4a16(args, method)?),
-    })
+    Ok(method)
 }
 
 fn w8a8(args: &QuantizeArgs, method: Method) -> Result<W8a8> {
@@ -55,6 +89,7 @@ fn w4a8(args: &QuantizeArgs, method: Method, config: &SparkConfig) -> Result<W4a
         (args.asymmetric, "--asymmetric"),
         (head == Head::Int8, "--head int8"),
         (!args.overrides.is_empty(), "--override"),
+        (args.target_bytes.is_some(), "--target-bytes"),
     ];
     let reason = needs_compressed_tensors.into_iter().find(|(needed, _)| *needed).map(|(_, option)| option);
     let packing = match (args.packing, reason) {
@@ -83,11 +118,19 @@ fn w4a8(args: &QuantizeArgs, method: Method, config: &SparkConfig) -> Result<W4a
         PackingArg::CompressedTensors => {
             refuse(args.qkv.is_some(), "--qkv: compressed-tensors packing keeps q, k and v fused")?;
             refuse(args.no_negative_scales, "--no-negative-scales: compressed-tensors packing has none")?;
-            let overrides = Overrides::resolve(&args.overrides, config)
-                .map_err(|why| Failure::usage(format!("--override {why}")))?;
-            Ok(W4a8::compressed_tensors(method, group_size, args.asymmetric, head).with_overrides(overrides))
+            let format = W4a8::compressed_tensors(method, group_size, args.asymmetric, head)
+                .with_overrides(overrides(args, config)?);
+            refuse(
+                !args.overrides.is_empty() && format.overrides().is_empty() && args.target_bytes.is_none(),
+                &format!("--override: every module is in groups of {group_size} anyhow"),
+            )?;
+            Ok(format)
         }
     }
+}
+
+fn overrides(args: &QuantizeArgs, config: &SparkConfig) -> Result<Overrides> {
+    Overrides::resolve(&args.overrides, config).map_err(|why| Failure::usage(format!("--override {why}")))
 }
 
 fn w4a16(args: &QuantizeArgs, method: Method) -> Result<W4a16> {
@@ -144,10 +187,15 @@ fn refuse_w4a8_options(args: &QuantizeArgs, scheme: &str) -> Result<()> {
         (args.asymmetric, "--asymmetric"),
         (args.packing.is_some(), "--packing"),
         (!args.overrides.is_empty(), "--override"),
+        (args.target_bytes.is_some(), "--target-bytes"),
         (args.qkv.is_some(), "--qkv"),
         (args.no_negative_scales, "--no-negative-scales"),
     ] {
-        refuse(given, &format!("{option}: has no effect with {scheme}"))?;
+        let why = match option {
+            "--override" | "--target-bytes" => ", whose consumers know one width for all projections",
+            _ => "",
+        };
+        refuse(given, &format!("{option}: has no effect with {scheme}{why}"))?;
     }
     Ok(())
 }

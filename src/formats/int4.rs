@@ -190,12 +190,13 @@ impl Codec for Int4 {
         in_features / 2 + 4 * self.groups(in_features)
     }
 
-    fn round(&self, weights: &[f32], _in_features: usize) -> Vec<f32> {
+    fn round(&self, weights: &[f32], in_features: usize, importance: Option<&[f32]>) -> Vec<f32> {
         let mut codes = vec![0; self.group_size];
         let mut rounded = vec![0.0; weights.len()];
-        let g = self.group_size;
-        for (weights, rounded) in weights.chunks_exact(g).zip(rounded.chunks_exact_mut(g)) {
-            let (grid, _) = self.encode_group(weights, None, &mut codes);
+        let (g, groups) = (self.group_size, self.groups(in_features));
+        for (i, (weights, rounded)) in weights.chunks_exact(g).zip(rounded.chunks_exact_mut(g)).enumerate() {
+            let importance = importance.map(|columns| &columns[i % groups * g..][..g]);
+            let (grid, _) = self.encode_group(weights, importance, &mut codes);
             self.decode_group(&codes, grid, rounded);
         }
         rounded

@@ -109,7 +109,7 @@ impl Codec for Int8 {
         in_features + 4
     }
 
-    fn round(&self, weights: &[f32], in_features: usize) -> Vec<f32> {
+    fn round(&self, weights: &[f32], in_features: usize, _importance: Option<&[f32]>) -> Vec<f32> {
         let mut codes = vec![0; in_features];
         let mut rounded = vec![0.0; weights.len()];
         for (row, rounded) in weights.chunks_exact(in_features).zip(rounded.chunks_exact_mut(in_features)) {

@@ -1,4 +1,10 @@
 //! Modules that are stored in another width than the rest of an artifact.
+//!
+//! Every target of a compressed-tensors configuration has `weights` of its own, group size included, and vLLM makes
+//! the scheme of a linear from the target that it matches (`target_scheme_map`; two widths were run, two group sizes
+//! read). It looks for the linear's name among the targets first, for its class next, and for the names of the
+//! tensors that it is joined from last (`find_matched_target`); a module to be ignored goes by the names of
+//! those tensors alone (`should_ignore_layer`). So the expressions match both.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +15,12 @@ use crate::spark::{Module, SparkConfig, TensorSpec, tensor_specs};
 /// What a module is stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
+    /// 4 bits as the other modules have them, in groups of 128.
+    Groups128,
+    /// In groups of 64.
+    Groups64,
+    /// In groups of 32.
+    Groups32,
     /// int8 per output channel, as [`super::W8a8`] stores it.
     Int8,
     /// As the source has it.
@@ -16,13 +28,27 @@ pub enum Width {
 }
 
 impl Width {
-    const ALL: [Self; 2] = [Self::Int8, Self::Source];
+    /// All of them, the fewest bytes first.
+    pub const ALL: [Self; 5] = [Self::Groups128, Self::Groups64, Self::Groups32, Self::Int8, Self::Source];
 
     /// As options spell it.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Groups128 => "g128",
+            Self::Groups64 => "g64",
+            Self::Groups32 => "g32",
             Self::Int8 => "int8",
             Self::Source => "bf16",
+        }
+    }
+
+    /// Weights of a group, of 4 bits.
+    pub fn group_size(self) -> Option<usize> {
+        match self {
+            Self::Groups128 => Some(128),
+            Self::Groups64 => Some(64),
+            Self::Groups32 => Some(32),
+            Self::Int8 | Self::Source => None,
         }
     }
 
@@ -49,7 +75,9 @@ impl Overrides {
         for text in patterns {
             let parsed = text.rsplit_once('=').and_then(|(p, width)| Some((p, Width::from_name(width)?)));
             let Some((pattern, width)) = parsed else {
-                return Err(format!("{text}: expected PATTERN=int8 or PATTERN=bf16"));
+                return Err(format!(
+                    "{text}: expected PATTERN=int8, PATTERN=bf16 or a group size, as PATTERN=g64"
+                ));
             };
             let met: Vec<&&str> = names.iter().filter(|name| matches(pattern, name)).collect();
             if met.is_empty() {
@@ -80,6 +108,20 @@ impl Overrides {
             }
             None => Ok(()),
         }
+    }
+
+    /// The same, and these modules (without `.weight`) in a width.
+    #[must_use]
+    pub fn and<'a>(mut self, modules: impl IntoIterator<Item = &'a str>, width: Width) -> Self {
+        self.0.extend(modules.into_iter().map(|name| (name.to_owned(), width)));
+        self
+    }
+
+    /// The same without those that have a width anyhow.
+    #[must_use]
+    pub fn without(mut self, width: Width) -> Self {
+        self.0.retain(|_, w| *w != width);
+        self
     }
 
     /// Whether there are none.
@@ -127,13 +169,22 @@ impl Overrides {
         };
         PATHS
             .iter()
-            .map(|(_, path)| (path, layers(path)))
+            .map(|(module, path)| (expression(*module, path), layers(path)))
             .filter(|(_, layers)| !layers.is_empty())
-            .map(|(path, layers)| {
+            .map(|(expression, layers)| {
                 let layers: Vec<String> = layers.iter().map(ToString::to_string).collect();
-                format!(r"re:.*layers\.({})\.{}$", layers.join("|"), path.replace('.', r"\."))
+                format!(r"re:.*layers\.({})\.{expression}$", layers.join("|"))
             })
             .collect()
+    }
+}
+
+/// What matches a module and, where vLLM joins it with others or calls it joined, those names as well.
+fn expression(module: Module, path: &str) -> String {
+    match module {
+        Module::QkvProj => r"self_attn\.(q_k_v|q|k|v)_proj".to_owned(),
+        Module::MlpGate => r"mlp\.gate_(up_)?proj".to_owned(),
+        _ => path.replace('.', r"\."),
     }
 }
 

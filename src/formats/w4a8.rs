@@ -36,6 +36,8 @@ pub enum QkvTensors {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct W4a8 {
     codec: Int4,
+    /// The same in each of [`W4a8::GROUP_SIZES`], of modules in those.
+    grouped: [Int4; 3],
     /// Of an int8 head, and of modules in that width.
     int8: Int8,
     head: Head,
@@ -72,7 +74,49 @@ impl W4a8 {
     /// Stores some modules in another width; of compressed-tensors packing.
     #[must_use]
     pub fn with_overrides(self, overrides: Overrides) -> Self {
+        let overrides = overrides.without(self.width());
         Self { overrides, ..self }
+    }
+
+    /// The same in groups of another size, of [`W4a8::GROUP_SIZES`], where modules are not overridden.
+    #[must_use]
+    pub fn with_group_size(self, group_size: usize) -> Self {
+        let overrides = self.overrides.clone();
+        Self { codec: Int4 { group_size, ..self.codec }, ..self }.with_overrides(overrides)
+    }
+
+    /// The modules in another width.
+    pub fn overrides(&self) -> &Overrides {
+        &self.overrides
+    }
+
+    /// The same with another head; of compressed-tensors packing.
+    #[must_use]
+    pub fn with_head(self, head: Head) -> Self {
+        Self { head, ..self }
+    }
+
+    /// What becomes of the head.
+    pub fn head(&self) -> Head {
+        self.head
+    }
+
+    /// What a projection is stored in unless it is overridden, and a 4-bit head.
+    pub fn width(&self) -> Width {
+        let is_ours = |width: &Width| width.group_size() == Some(self.codec.group_size);
+        Width::ALL.into_iter().find(is_ours).unwrap_or(Width::Groups128)
+    }
+
+    /// How a matrix is stored in a width; `None` leaves it as the source has it.
+    pub fn codec_of(&self, width: Width) -> Option<&dyn Codec> {
+        match width {
+            Width::Int8 => Some(&self.int8),
+            Width::Source => None,
+            Width::Groups32 | Width::Groups64 | Width::Groups128 => {
+                let codec = self.grouped.iter().find(|codec| Some(codec.group_size) == width.group_size());
+                Some(codec.unwrap_or(&self.codec))
+            }
+        }
     }
 
     fn new(
@@ -86,6 +130,7 @@ impl W4a8 {
         let codec = Int4 { scheme: Self::SCHEME, grid, storage, method, group_size };
         Self {
             codec,
+            grouped: Self::GROUP_SIZES.map(|group_size| Int4 { group_size, ..codec }),
             int8: Int8 { method, activations: Activations::Int8 },
             head,
             qkv,
@@ -181,6 +226,13 @@ impl W4a8 {
         eight.extend(int8.iter().map(String::as_str));
         ignore.extend(source.iter().map(String::as_str));
         let mut groups = vec![ct::int4_group(&four, self.codec.group_size, symmetric)];
+        for width in Width::ALL {
+            let (Some(size), expressions) = (width.group_size(), self.overrides.expressions(width)) else {
+                continue;
+            };
+            let targets: Vec<&str> = expressions.iter().map(String::as_str).collect();
+            groups.extend((!targets.is_empty()).then(|| ct::int4_group(&targets, size, symmetric)));
+        }
         let format = if eight.is_empty() { "pack-quantized" } else { "mixed-precision" };
         groups.extend((!eight.is_empty()).then(|| ct::int8_group(&eight)));
         ct::block(format, &ignore, groups)
@@ -258,8 +310,7 @@ impl Format for W4a8 {
 
     fn codec_at(&self, module: Module, layer: Option<usize>) -> Option<&dyn Codec> {
         match self.overrides.of(module, layer) {
-            Some(Width::Int8) => Some(&self.int8),
-            Some(Width::Source) => None,
+            Some(width) => self.codec_of(width),
             None => self.codec(module),
         }
     }

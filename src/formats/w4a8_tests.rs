@@ -130,6 +130,49 @@ fn the_compressed_tensors_blocks_are_the_ones_that_were_run() {
     );
 }
 
+/// Each width is a group of its own, and its targets are what vLLM looks for: the joined name of gate and up among the
+/// targets (before the class `Linear` is), and q, k and v among what is ignored (in whose place it never looks for
+/// `q_k_v_proj`).
+#[test]
+fn overridden_modules_are_found_by_the_names_that_vllm_has_for_them() {
+    let overrides = Overrides::default()
+        .and(["model.layers.3.mlp.gate_proj", "model.layers.3.mlp.up_proj"], Width::Int8)
+        .and(["model.layers.1.self_attn.q_k_v_proj"], Width::Source)
+        .and(["model.layers.0.mlp.down_proj", "model.layers.2.mlp.down_proj"], Width::Groups32)
+        .and(["model.layers.2.self_attn.out_proj"], Width::Groups64)
+        .and(["model.layers.1.self_attn.out_proj"], Width::Groups128);
+    let format =
+        W4a8::compressed_tensors(Method::Search, 64, true, Head::Int4).with_overrides(overrides.clone());
+    assert_eq!(format.overrides().of(Module::OutProj, Some(2)), None, "in groups of 64 anyhow");
+    assert_eq!(W4a8::from_options(&format.options()), Ok(format.clone()));
+    let block = patched(&format)["quantization_config"].clone();
+    assert_eq!(block["format"], "mixed-precision");
+    assert_eq!(block["ignore"], json!(["re:.*g_proj$", r"re:.*layers\.(1)\.self_attn\.(q_k_v|q|k|v)_proj$"]));
+    let groups = block["config_groups"].as_object().unwrap();
+    let found: Vec<_> = groups
+        .values()
+        .map(|g| (g["targets"].clone(), g["weights"]["num_bits"].clone(), g["weights"]["group_size"].clone()))
+        .collect();
+    let expected = [
+        (json!(["Linear", "lm_head"]), json!(4), json!(64)),
+        (json!([r"re:.*layers\.(1)\.self_attn\.out_proj$"]), json!(4), json!(128)),
+        (json!([r"re:.*layers\.(0|2)\.mlp\.down_proj$"]), json!(4), json!(32)),
+        (
+            json!([r"re:.*layers\.(3)\.mlp\.gate_(up_)?proj$", r"re:.*layers\.(3)\.mlp\.up_proj$"]),
+            json!(8),
+            json!(null),
+        ),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(format.codec_at(Module::MlpDown, Some(0)).unwrap().group_size(), Some(32));
+    assert_eq!(format.codec_at(Module::MlpDown, Some(1)).unwrap().group_size(), Some(64));
+    assert_eq!(format.codec_at(Module::OutProj, Some(1)).unwrap().group_size(), Some(128));
+    // In groups of one size the block says one packing.
+    let groups = Overrides::default().and(["model.layers.0.mlp.down_proj"], Width::Groups32);
+    let format = W4a8::compressed_tensors(Method::Search, 64, true, Head::Int4).with_overrides(groups);
+    assert_eq!(patched(&format)["quantization_config"]["format"], "pack-quantized");
+}
+
 #[test]
 fn a_shape_that_the_kernel_does_not_take_is_refused_with_what_would_fit() {
     let codec =

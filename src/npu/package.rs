@@ -66,6 +66,7 @@ pub fn write_artifact(
 
     let manifest = Manifest {
         smoothing: None,
+        allocation: None,
         self_sha256: String::new(),
         manifest_version: MANIFEST_VERSION,
         tool: Tool::this(),

@@ -169,6 +169,35 @@ fn every_four_bit_scheme_takes_it_and_the_head_where_it_is_measured() {
     assert!(run.expect(0).stderr.contains("lm_head: 8 bits have a scale per row"));
 }
 
+/// A budget is spent by it, too: what the modules lose is counted by columns.
+#[test]
+fn a_budget_goes_by_importance() {
+    let model = Model::new(FixtureSpec::tiny());
+    let path = written(&model, "imatrix.gguf", &gguf(&sums(&model, steep)));
+    let target = |n: &str| -> Value {
+        let options = ["--asymmetric", "--target-bytes", n, "--force"];
+        let lost = |imatrix| {
+            quantize(&model, "w4a8", imatrix, &options).expect(0);
+            read_json(&model.out().join("spark-convert.json"))["allocation"].clone()
+        };
+        let (with, without) = (lost(Some(path.as_path())), lost(None));
+        assert_eq!(without.get("inputs_sha256"), None);
+        assert!(with["error_before"] != without["error_before"], "{with}");
+        with
+    };
+    let refused = quantize(&model, "w4a8", None, &["--asymmetric", "--target-bytes", "1"]).expect(2);
+    let words: Vec<&str> = refused.error().split(' ').collect();
+    let smallest = words[words.iter().position(|word| *word == "bytes").unwrap() - 1];
+    let digest: String =
+        Sha256::digest(fs::read(&path).unwrap()).iter().map(|b| format!("{b:02x}")).collect();
+    let more = (smallest.parse::<u64>().unwrap() * 5 / 4).to_string();
+    assert_eq!(target(&more)["inputs_sha256"], digest);
+    quantize(&model, "w4a8", Some(&path), &["--asymmetric", "--target-bytes", &more, "--force"]).expect(0);
+    model.verify(&[]).expect(0);
+    let both = ["--target-bytes", more.as_str(), "--calib-tokens", "100"];
+    assert!(quantize(&model, "w4a8", Some(&path), &both).expect(2).error().contains("--imatrix"));
+}
+
 #[test]
 fn what_has_no_effect_and_what_is_of_another_model_is_refused() {
     let model = Model::new(FixtureSpec::tiny());

@@ -29,6 +29,7 @@ mod runs;
 mod shell;
 mod smooth;
 mod tamper;
+mod target_bytes;
 mod trained;
 mod verify;
 mod verify_cache;

@@ -79,8 +79,12 @@ fn what_no_loader_takes_is_refused() {
     let model = Model::tiny();
     for (scheme, more, words) in [
         ("w4a8", &["--override", "*lm_head=int8"][..], &["*lm_head=int8", "--head"][..]),
-        ("w4a8", &["--override", "*down_proj=int3"], &["expected PATTERN=int8 or PATTERN=bf16"]),
-        ("w4a8", &["--override", "*down_proj"], &["expected PATTERN=int8 or PATTERN=bf16"]),
+        (
+            "w4a8",
+            &["--override", "*down_proj=int3"],
+            &["expected PATTERN=int8, PATTERN=bf16 or a group size"],
+        ),
+        ("w4a8", &["--override", "*down_proj"], &["expected PATTERN=int8, PATTERN=bf16 or a group size"]),
         ("w4a8", &["--override", "*gate_proj=int8"], &["gate_proj", "up_proj", "one module to vLLM"]),
         ("w4a8", &["--override", "*=int8", "--packing", "gptq"], &["--packing gptq", "--override"]),
         ("w4a8", &["--override", "*=int8", "--qkv", "split"], &["--qkv"]),

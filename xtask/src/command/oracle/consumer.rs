@@ -26,7 +26,7 @@ struct Form {
     per_layer: u64,
 }
 
-const VLLM_FORMS: [Form; 10] = [
+const VLLM_FORMS: [Form; 11] = [
     Form { scheme: "w8a8", options: &[], kernel: "Int8", head: false, per_layer: 4 },
     Form { scheme: "w8a8", options: &["--head", "int8"], kernel: "Int8", head: true, per_layer: 4 },
     Form { scheme: "w4a8", options: &["--group-size", "32"], kernel: "WNA16", head: true, per_layer: 4 },
@@ -66,6 +66,26 @@ const VLLM_FORMS: [Form; 10] = [
         kernel: "WNA16",
         head: true,
         per_layer: 3,
+    },
+    // What --target-bytes may choose: gate and up in int8, q, k and v left alone, two group sizes.
+    Form {
+        scheme: "w4a8",
+        options: &[
+            "--group-size",
+            "64",
+            "--asymmetric",
+            "--override",
+            "*gate_proj=int8",
+            "--override",
+            "*up_proj=int8",
+            "--override",
+            "*q_k_v_proj=bf16",
+            "--override",
+            "*down_proj=g32",
+        ],
+        kernel: "WNA16",
+        head: true,
+        per_layer: 2,
     },
 ];
 
