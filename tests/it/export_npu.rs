@@ -170,6 +170,8 @@ fn a_dry_run_tells_every_constant_and_writes_nothing() {
     let plan = model.export_calibrated(&["--dry-run", "--json"]).expect(0).json();
     let text = model.export_calibrated(&["--dry-run"]).expect(0).stdout;
     assert_eq!(tree(model.root.path()), before);
+    assert!(plan["estimated_seconds"].as_f64().unwrap() > 0.0);
+    assert!(text.contains("(calibrate ") && text.contains(" on this machine; nothing was written"), "{text}");
     model.export_calibrated(&[]).expect(0);
     let written = onnx(&model.out(), "step");
     let tensors = plan["tensors"].as_array().unwrap();

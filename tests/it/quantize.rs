@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::json;
 use xtask::fixtures::FixtureSpec;
 
+use crate::export_npu_run::with_texts;
 use crate::runs::{Model, all_tensors, command, run, tree};
 
 #[test]
@@ -31,6 +32,29 @@ fn dry_run_prints_every_tensor_and_writes_nothing() {
     // Of the bf16 embedding one row is read per token, of all else everything.
     let table = written["model.embedding.weight"].2.len();
     assert_eq!(plan["sizes"]["bytes_per_token"], total - table + table / 448);
+}
+
+#[test]
+fn dry_runs_tell_how_long_the_run_will_take() {
+    let model = with_texts(FixtureSpec::tiny());
+    for (options, phases) in [
+        (&[][..], &["quantize"][..]),
+        (
+            &["--method", "gptq", "--calib", "texts.jsonl"],
+            &["forward", "Hessians", "factors", "solve", "hash"],
+        ),
+        (&["--smooth", "--calib", "texts.jsonl"], &["smooth", "quantize"]),
+    ] {
+        let options = [options, &["--dry-run"]].concat();
+        let plan = model.quantize(&[&options[..], &["--json"]].concat()).expect(0).json();
+        let told = plan["phases"].as_array().unwrap();
+        assert_eq!(told.iter().map(|p| p["phase"].as_str().unwrap()).collect::<Vec<_>>(), phases);
+        let seconds = told.iter().map(|p| p["seconds"].as_f64().unwrap());
+        assert!(seconds.clone().all(|s| s > 0.0 && s < 600.0), "{told:?}");
+        let total = plan["estimated_seconds"].as_f64().unwrap();
+        assert!((seconds.sum::<f64>() - total).abs() < 1e-9 * total);
+        assert!(model.quantize(&options).expect(0).stdout.contains(" on this machine; nothing was written"));
+    }
 }
 
 #[test]

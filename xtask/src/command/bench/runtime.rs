@@ -1,7 +1,7 @@
 //! The forward pass: decode and prompts beside llama.cpp, and the reference of `verify` beside PyTorch.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -110,10 +110,9 @@ impl<'a> Peers<'a> {
         if let Some(quantize) = &args.llama_quantize {
             for kind in ["Q4_K_M", "Q8_0"] {
                 let file = work.join(format!("{kind}.gguf"));
-                measure(
-                    kind,
-                    Command::new(quantize).arg(gguf).arg(&file).arg(kind).arg(args.threads.to_string()),
-                )?;
+                let mut command = Command::new(quantize);
+                command.arg(gguf).arg(&file).arg(kind).arg(args.threads.to_string()).stderr(Stdio::null());
+                measure(kind, &mut command)?;
                 files.push((kind, file));
             }
         }
@@ -185,6 +184,8 @@ pub(super) fn prompts(args: &Args, model: &Path, work: &Path) -> Result<Vec<Prom
         remove(&out)?;
         Ok(Some(cost.wall_s))
     };
+    // Whatever comes first also brings the program and the weights into memory.
+    torch(1)?;
     let one = torch(1)?;
     let mut all = Vec::new();
     for tokens in LENGTHS {
