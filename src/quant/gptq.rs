@@ -18,8 +18,12 @@ use rayon::prelude::*;
 use dense::{COLUMNS, ROWS, add_products, pack_rows, panels};
 pub use factor::NotPositive;
 
+use crate::simd::multiversion;
+
 /// Columns that are rounded before the others hear of it.
 const BLOCK: usize = 128;
+/// Strips of rows of a Hessian that one task adds to.
+const STRIPS: usize = 4;
 /// What is added to the diagonal at first, as a part of its mean, and by how much it grows when that
 /// does not make the matrix positive: the values of the common implementations.
 const DAMPING: f64 = 0.01;
@@ -57,17 +61,23 @@ impl Hessian {
         let count = x.len() / n;
         self.inputs += count;
         let inputs = panels(n, count, |input, column| f64::from(x[input * n + column]));
-        self.sums.par_chunks_mut(n * ROWS).enumerate().for_each(|(strip, sums)| {
-            let first = strip * ROWS;
-            let a =
-                pack_rows(
-                    count,
-                    |input, row| {
+        self.sums.par_chunks_mut(n * ROWS * STRIPS).enumerate().for_each(|(task, sums)| {
+            let first = task * ROWS * STRIPS;
+            let strips: Vec<_> = (first..(first + ROWS * STRIPS).min(n))
+                .step_by(ROWS)
+                .map(|first| {
+                    pack_rows(count, |input, row| {
                         if first + row < n { f64::from(x[input * n + first + row]) } else { 0.0 }
-                    },
-                );
+                    })
+                })
+                .collect();
+            // A panel of inputs is fetched once for all strips; the few sums below the diagonal that this
+            // makes are never read.
             for panel in first / COLUMNS..n.div_ceil(COLUMNS) {
-                add_products(&a, &inputs[panel * count..][..count], sums, n, panel * COLUMNS);
+                let inputs = &inputs[panel * count..][..count];
+                for (a, sums) in strips.iter().zip(sums.chunks_mut(n * ROWS)) {
+                    add_products(a, inputs, sums, n, panel * COLUMNS);
+                }
             }
         });
     }
@@ -167,48 +177,67 @@ impl Solver {
         let mut output_noise = 0.0;
         for start in (0..n).step_by(BLOCK) {
             let end = (start + BLOCK).min(n);
+            let factor: Vec<f64> = (start..end)
+                .flat_map(|i| (start..end).map(move |j| (i, j)))
+                .map(|(i, j)| if i <= j { self.factor[j / COLUMNS][i][j % COLUMNS] } else { 0.0 })
+                .collect();
             for row in 0..count {
                 let errors = &mut errors[row * BLOCK..][..end - start];
                 let w = &mut w[row * n..][start..end];
-                self.round_block(row, start, w, errors, &nearest, &mut codes[row * n..][..n]);
+                self.round_block(row, start, &factor, w, errors, &nearest, &mut codes[row * n..][..n]);
                 output_noise = errors.iter().fold(output_noise, |sum, e| e.mul_add(*e, sum));
             }
-            // What the block lost goes to the columns after it, four rows at a time.
-            for (strip, w) in w.chunks_mut(ROWS * n).enumerate() {
-                let a = pack_rows(end - start, |k, row| {
-                    let row = strip * ROWS + row;
-                    if row < count { -errors[row * BLOCK + k] } else { 0.0 }
-                });
-                for panel in end / COLUMNS..n.div_ceil(COLUMNS) {
-                    // Only the last block ends within a panel, and nothing is after it.
-                    add_products(&a, &self.factor[panel][start..end], w, n, panel * COLUMNS);
+            // What the block lost goes to the columns after it: a panel of the factor at a time for all rows,
+            // so that it is fetched once.
+            let strips: Vec<_> = (0..count.div_ceil(ROWS))
+                .map(|strip| {
+                    pack_rows(end - start, |k, row| {
+                        let row = strip * ROWS + row;
+                        if row < count { -errors[row * BLOCK + k] } else { 0.0 }
+                    })
+                })
+                .collect();
+            for panel in end / COLUMNS..n.div_ceil(COLUMNS) {
+                // Only the last block ends within a panel, and nothing is after it.
+                let factor = &self.factor[panel][start..end];
+                for (a, w) in strips.iter().zip(w.chunks_mut(ROWS * n)) {
+                    add_products(a, factor, w, n, panel * COLUMNS);
                 }
             }
         }
         output_noise
     }
 
-    /// Rounds the columns `start..` of one row, `w`, and leaves the scaled errors in `errors`.
+    /// Rounds the columns `start..` of one row, `w`, and leaves the scaled errors in `errors`. `factor` is the
+    /// block of the factor at these columns, `[w.len(), w.len()]`.
+    #[expect(clippy::too_many_arguments, reason = "the inner loop of one function")]
     fn round_block(
         &self,
         row: usize,
         start: usize,
+        factor: &[f64],
         w: &mut [f64],
         errors: &mut [f64],
         nearest: impl Fn(usize, usize, f32) -> (u8, f32),
         codes: &mut [u8],
     ) {
-        for i in 0..w.len() {
-            let (at, column) = (start + i, self.order[start + i]);
+        for (i, u) in factor.chunks_exact(w.len()).enumerate() {
+            let column = self.order[start + i];
             #[expect(clippy::cast_possible_truncation, reason = "the grids are f32")]
             let (code, decoded) = nearest(row, column, w[i] as f32);
             codes[column] = code;
-            let u = |j: usize| self.factor[j / COLUMNS][at][j % COLUMNS];
-            let error = (w[i] - f64::from(decoded)) / u(at);
+            let error = (w[i] - f64::from(decoded)) / u[i];
             errors[i] = error;
-            for (j, w) in w.iter_mut().enumerate().skip(i + 1) {
-                *w = (-error).mul_add(u(start + j), *w);
-            }
+            take_away(error, &u[i + 1..], &mut w[i + 1..]);
+        }
+    }
+}
+
+multiversion! {
+    /// `w -= error * u`, one rounding each.
+    fn take_away(error: f64, u: &[f64], w: &mut [f64]) {
+        for (w, u) in w.iter_mut().zip(u) {
+            *w = (-error).mul_add(*u, *w);
         }
     }
 }

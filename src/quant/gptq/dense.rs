@@ -32,6 +32,16 @@ pub(super) fn add_products(
     column: usize,
 ) {
     assert_eq!(a.len(), b.len(), "as many terms on both sides");
+    // Whole tiles are the rule, and copies of a known length are no calls.
+    if c.len() > (ROWS - 1) * stride && column + COLUMNS <= stride {
+        let mut sums: [[f64; COLUMNS]; ROWS] =
+            std::array::from_fn(|i| *c[i * stride + column..].first_chunk().expect("a whole tile"));
+        tile(a, b, &mut sums);
+        for (i, sums) in sums.iter().enumerate() {
+            *c[i * stride + column..].first_chunk_mut().expect("a whole tile") = *sums;
+        }
+        return;
+    }
     let width = COLUMNS.min(stride - column);
     let mut sums = [[0.0; COLUMNS]; ROWS];
     for (sums, c) in sums.iter_mut().zip(c.chunks(stride)) {

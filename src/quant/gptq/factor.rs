@@ -7,6 +7,8 @@
 
 use rayon::prelude::*;
 
+use crate::simd::multiversion;
+
 use super::dense::{COLUMNS, ROWS, add_products, pack_rows, panels};
 
 /// Rows and columns that are factored together.
@@ -56,39 +58,80 @@ pub(super) fn upper_of_inverse(
 fn factor(a: &mut [f64], n: usize) -> Result<(), usize> {
     for start in (0..n).step_by(BLOCK) {
         let end = (start + BLOCK).min(n);
-        for i in start..end {
-            for j in start..=i {
-                let sum = (start..j).fold(a[i * n + j], |sum, k| (-a[i * n + k]).mul_add(a[j * n + k], sum));
-                if i > j {
-                    a[i * n + j] = sum / a[j * n + j];
-                } else if sum > 0.0 && sum.is_finite() {
-                    a[i * n + i] = sum.sqrt();
-                } else {
-                    return Err(i);
-                }
-            }
+        let size = end - start;
+        let mut block: Vec<f64> =
+            (start..end).flat_map(|i| &a[i * n + start..i * n + end]).copied().collect();
+        factor_block(&mut block, size).map_err(|i| start + i)?;
+        for (i, row) in block.chunks_exact(size).enumerate() {
+            a[(start + i) * n + start..][..=i].copy_from_slice(&row[..=i]);
         }
-        let (done, rest) = a.split_at_mut(end * n);
-        let block: Vec<&[f64]> = (start..end).map(|i| &done[i * n + start..i * n + end]).collect();
-        rest.par_chunks_mut(n).for_each(|row| {
-            let row = &mut row[start..end];
-            for (j, l) in block.iter().enumerate() {
-                let sum = (0..j).fold(row[j], |sum, k| (-row[k]).mul_add(l[k], sum));
-                row[j] = sum / l[j];
-            }
-        });
+        let columns: Vec<f64> = (0..size * size).map(|i| block[i % size * size + i / size]).collect();
+        let rest = &mut a[end * n..];
+        rest.par_chunks_mut(n).for_each(|row| divide_row(&mut row[start..end], &columns));
         // What is left, minus the outer product of the columns just made.
-        let columns = panels(n - end, end - start, |k, i| rest[i * n + start + k]);
+        let columns = panels(n - end, size, |k, i| rest[i * n + start + k]);
         rest.par_chunks_mut(n * ROWS).enumerate().for_each(|(strip, rows)| {
-            let left = pack_rows(end - start, |k, row| rows.get(row * n + start + k).map_or(0.0, |x| -x));
+            let left = pack_rows(size, |k, row| rows.get(row * n + start + k).map_or(0.0, |x| -x));
             let last = (strip * ROWS + ROWS).min(n - end);
             for panel in 0..last.div_ceil(COLUMNS) {
-                let b = &columns[panel * (end - start)..][..end - start];
+                let b = &columns[panel * size..][..size];
                 add_products(&left, b, rows, n, end + panel * COLUMNS);
             }
         });
     }
     Ok(())
+}
+
+multiversion! {
+    /// The same of one block, `[size, size]`.
+    fn factor_block(a: &mut [f64], size: usize) -> Result<(), usize> {
+        for i in 0..size {
+            for j in 0..=i {
+                let sum =
+                    (0..j).fold(a[i * size + j], |sum, k| (-a[i * size + k]).mul_add(a[j * size + k], sum));
+                if i > j {
+                    a[i * size + j] = sum / a[j * size + j];
+                } else if sum > 0.0 && sum.is_finite() {
+                    a[i * size + i] = sum.sqrt();
+                } else {
+                    return Err(i);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+multiversion! {
+    /// A row times the inverse of the transpose of a lower triangular block that is given by its columns.
+    /// Terms are taken from an element in the order of the columns.
+    fn divide_row(row: &mut [f64], columns: &[f64]) {
+        for (j, column) in columns.chunks_exact(row.len()).enumerate() {
+            let x = row[j] / column[j];
+            row[j] = x;
+            for (sum, l) in row[j + 1..].iter_mut().zip(&column[j + 1..]) {
+                *sum = (-x).mul_add(*l, *sum);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// The inverse of a lower triangular block, given by its rows, times `rows`, in their place.
+    fn substitute(block: &[f64], rows: &mut [[f64; COLUMNS]]) {
+        let size = rows.len();
+        for (i, l) in block.chunks_exact(size).enumerate() {
+            let (before, now) = rows.split_at_mut(i);
+            for (x, row) in l.iter().zip(before.iter()) {
+                for (sum, known) in now[0].iter_mut().zip(row) {
+                    *sum = (-x).mul_add(*known, *sum);
+                }
+            }
+            for sum in &mut now[0] {
+                *sum /= l[i];
+            }
+        }
+    }
 }
 
 /// The inverse of a lower triangular matrix in its place.
@@ -103,6 +146,7 @@ fn invert(l: &mut [f64], n: usize) {
                 pack_rows(start, |k, row| if first + row < end { -l[(first + row) * n + k] } else { 0.0 })
             })
             .collect();
+        let block: Vec<f64> = (start..end).flat_map(|i| &l[i * n + start..i * n + end]).copied().collect();
         inverse[..end.div_ceil(COLUMNS)].par_iter_mut().enumerate().for_each(|(panel, inverse)| {
             let column = panel * COLUMNS;
             let mut rows = vec![[0.0; COLUMNS]; end - start];
@@ -116,18 +160,7 @@ fn invert(l: &mut [f64], n: usize) {
                     add_products(&strip[column..], inverse, rows.as_flattened_mut(), COLUMNS, 0);
                 }
             }
-            for i in 0..end - start {
-                let l = &l[(start + i) * n + start..][..=i];
-                let (before, now) = rows.split_at_mut(i);
-                for (x, row) in l.iter().zip(before.iter()) {
-                    for (sum, known) in now[0].iter_mut().zip(row) {
-                        *sum = (-x).mul_add(*known, *sum);
-                    }
-                }
-                for sum in &mut now[0] {
-                    *sum /= l[i];
-                }
-            }
+            substitute(&block, &mut rows);
             inverse.extend(&rows[column.saturating_sub(start)..]);
         });
     }
@@ -180,6 +213,27 @@ mod tests {
                 }
             }
             assert!(worst < 1e-8, "{n}: {worst}");
+        }
+    }
+
+    #[test]
+    fn builds_of_the_kernels_agree() {
+        for n in [1, 7, 64] {
+            let (mut a, mut b) = (positive(n), positive(n));
+            assert_eq!(factor_block(&mut a, n), factor_block::scalar(&mut b, n));
+            assert_eq!(a, b);
+            let columns: Vec<f64> = (0..n * n).map(|i| a[i % n * n + i / n]).collect();
+            let mut row: Vec<f64> = (0..n).map(|i| (i as f64 * 0.7).sin()).collect();
+            let mut again = row.clone();
+            divide_row(&mut row, &columns);
+            divide_row::scalar(&mut again, &columns);
+            assert_eq!(row, again);
+            let mut rows: Vec<[f64; COLUMNS]> =
+                (0..n).map(|i| std::array::from_fn(|j| ((i * 8 + j) as f64).cos())).collect();
+            let mut twice = rows.clone();
+            substitute(&a, &mut rows);
+            substitute::scalar(&a, &mut twice);
+            assert_eq!(rows, twice);
         }
     }
 
