@@ -183,12 +183,7 @@ pub fn solving(
 fn distinct_inputs(steps: &[&Step]) -> Vec<usize> {
     let mut seen = BTreeMap::new();
     for step in steps {
-        // Gate and up share their inputs, and so do the parts of qkv.
-        let input = match step.module {
-            Module::MlpUp => Module::MlpGate,
-            module => module,
-        };
-        seen.insert((step.layer, input), step.shape[1]);
+        seen.insert((step.layer, step.module.first_reader()), step.shape[1]);
     }
     seen.into_values().collect()
 }

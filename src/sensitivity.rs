@@ -336,7 +336,8 @@ fn errors(checkpoint: &Checkpoint, base: &W4a8, unit: &Unit<'_>, known: Known<'_
         let codecs: Vec<Option<&dyn Codec>> = unit.widths.iter().map(|width| base.codec_of(*width)).collect();
         let sums = measure(checkpoint.tensor(&spec.name), &codecs, inputs)?;
         for (error, sums) in errors.iter_mut().zip(sums) {
-            let signal = signal.unwrap_or(sums.signal);
+            // Outputs that are the same for all, as the logits of equal rows, have no energy of their own.
+            let signal = signal.filter(|signal| *signal > 0.0).unwrap_or(sums.signal);
             *error += share * ErrorSums { signal, ..sums }.relative();
         }
     }

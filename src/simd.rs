@@ -54,10 +54,14 @@ macro_rules! multiversion {
 pub(crate) use multiversion;
 
 /// Whether the AVX2 builds may run; the standard library caches the answer.
-#[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    #[cfg(target_arch = "x86_64")]
+    return is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Adds the lanes up in a fixed order: halves onto halves.

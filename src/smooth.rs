@@ -64,13 +64,8 @@ impl Fold {
     const ALL: [Self; 4] = [Self::Attention, Self::Values, Self::Mlp, Self::Product];
 
     fn of_edge(edge: LayerEdge) -> Option<Self> {
-        match edge {
-            LayerEdge::InputNorm => Some(Self::Attention),
-            LayerEdge::GatedHeads => Some(Self::Values),
-            LayerEdge::PostAttentionNorm => Some(Self::Mlp),
-            LayerEdge::MlpProduct => Some(Self::Product),
-            _ => None,
-        }
+        let first = edge.read_by()?;
+        Self::ALL.into_iter().find(|fold| fold.readers()[0] == first)
     }
 
     /// The quantized modules that read these inputs.
@@ -84,11 +79,7 @@ impl Fold {
     }
 
     fn width(self, config: &SparkConfig) -> usize {
-        match self {
-            Self::Attention | Self::Mlp => config.hidden_size,
-            Self::Values => config.q_rows(),
-            Self::Product => config.intermediate_size,
-        }
+        self.readers()[0].in_features(config)
     }
 
     /// The factor that a column of the inputs shares: of the heads, one per value of a key head.

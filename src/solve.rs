@@ -169,85 +169,12 @@ struct Solve<'a> {
     interrupt: &'a Interrupt,
 }
 
-/// Inputs of the matrices of a layer, by the edge they come from, and the energy of the outputs.
+/// What is seen of a layer on the texts.
 struct Collected {
-    hessians: BTreeMap<Input, Hessian>,
-    energy: BTreeMap<Output, f64>,
-}
-
-/// The distinct inputs of a layer's matrices, and of the head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Input {
-    Attention,
-    Heads,
-    Mlp,
-    MlpProduct,
-    Head,
-}
-
-impl Input {
-    fn of_module(module: Module) -> Option<Self> {
-        match module {
-            Module::QkvProj => Some(Self::Attention),
-            Module::OutProj => Some(Self::Heads),
-            Module::MlpGate | Module::MlpUp => Some(Self::Mlp),
-            Module::MlpDown => Some(Self::MlpProduct),
-            Module::LmHead => Some(Self::Head),
-            _ => None,
-        }
-    }
-
-    fn of_edge(edge: LayerEdge) -> Option<Self> {
-        match edge {
-            LayerEdge::InputNorm => Some(Self::Attention),
-            LayerEdge::GatedHeads => Some(Self::Heads),
-            LayerEdge::PostAttentionNorm => Some(Self::Mlp),
-            LayerEdge::MlpProduct => Some(Self::MlpProduct),
-            _ => None,
-        }
-    }
-
-    fn width(self, config: &SparkConfig) -> usize {
-        match self {
-            Self::Attention | Self::Mlp | Self::Head => config.hidden_size,
-            Self::Heads => config.q_rows(),
-            Self::MlpProduct => config.intermediate_size,
-        }
-    }
-}
-
-/// The matrices whose outputs are seen, in the order of [`Module`]'s projections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Output {
-    Qkv,
-    Out,
-    Gate,
-    Up,
-    Down,
-}
-
-impl Output {
-    fn of_module(module: Module) -> Option<Self> {
-        match module {
-            Module::QkvProj => Some(Self::Qkv),
-            Module::OutProj => Some(Self::Out),
-            Module::MlpGate => Some(Self::Gate),
-            Module::MlpUp => Some(Self::Up),
-            Module::MlpDown => Some(Self::Down),
-            _ => None,
-        }
-    }
-
-    fn of_edge(edge: LayerEdge) -> Option<Self> {
-        match edge {
-            LayerEdge::Qkv => Some(Self::Qkv),
-            LayerEdge::AttentionOutput => Some(Self::Out),
-            LayerEdge::MlpGate => Some(Self::Gate),
-            LayerEdge::MlpUp => Some(Self::Up),
-            LayerEdge::MlpOutput => Some(Self::Down),
-            _ => None,
-        }
-    }
+    /// Of the inputs, by the first matrix that reads them.
+    hessians: BTreeMap<Module, Hessian>,
+    /// Squares of the outputs, by matrix.
+    energy: BTreeMap<Module, f64>,
 }
 
 impl Solve<'_> {
@@ -280,9 +207,9 @@ impl Solve<'_> {
         let model = crate::opened::checkpoint_model(self.checkpoint, Rounding::None)?;
         let collected = self.collect(layer, &model)?;
         let (mut modules, mut decoded) = (BTreeMap::new(), BTreeMap::<String, Vec<f32>>::new());
-        let mut solvers: BTreeMap<Input, (Solver, Vec<f32>)> = BTreeMap::new();
+        let mut solvers: BTreeMap<Module, (Solver, Vec<f32>)> = BTreeMap::new();
         for step in self.steps(Some(layer)) {
-            let Some(input) = Input::of_module(step.module) else { continue };
+            let input = step.module.first_reader();
             if !solvers.contains_key(&input) {
                 // One at a time: the steps of an input are neighbours but for the file's order.
                 solvers.clear();
@@ -297,7 +224,7 @@ impl Solve<'_> {
             let k = step.shape[1];
             let rows = &mut matrix[step.rows.start * k..step.rows.end * k];
             let noise = self.module(step, Inputs { solver, importance }, Some(rows))?;
-            let energy = Output::of_module(step.module).map_or(0.0, |output| collected.energy[&output]);
+            let energy = collected.energy.get(&step.module).copied().unwrap_or(0.0);
             modules.insert(
                 step.module_name().to_owned(),
                 SolvedModule {
@@ -332,18 +259,17 @@ impl Solve<'_> {
     /// Runs the texts through the source's layer and looks at the inputs of its matrices.
     fn collect(&self, layer: usize, model: &Model<'_>) -> Result<Collected> {
         let config = self.config();
-        let wanted: Vec<Input> =
-            self.steps(Some(layer)).iter().filter_map(|step| Input::of_module(step.module)).collect();
-        let mut hessians: BTreeMap<Input, Hessian> =
-            wanted.into_iter().map(|input| (input, Hessian::new(input.width(config)))).collect();
-        let mut energy: BTreeMap<Output, f64> =
-            [Output::Qkv, Output::Out, Output::Gate, Output::Up, Output::Down].map(|o| (o, 0.0)).into();
+        let wanted = self.steps(Some(layer)).into_iter().map(|step| step.module.first_reader());
+        let mut hessians: BTreeMap<Module, Hessian> =
+            wanted.map(|input| (input, Hessian::new(input.in_features(config)))).collect();
+        let mut energy = BTreeMap::new();
         self.each_piece(layer, model, |_| Ok(()), &mut |edge, rows| {
-            if let Some(hessian) = Input::of_edge(edge).and_then(|input| hessians.get_mut(&input)) {
+            if let Some(hessian) = edge.read_by().and_then(|input| hessians.get_mut(&input)) {
                 hessian.add(rows);
             }
-            if let Some(energy) = Output::of_edge(edge).and_then(|output| energy.get_mut(&output)) {
-                *energy += rows.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>();
+            if let Some(module) = edge.written_by() {
+                *energy.entry(module).or_insert(0.0) +=
+                    rows.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>();
             }
         })?;
         Ok(Collected { hessians, energy })

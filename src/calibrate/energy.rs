@@ -11,6 +11,9 @@ use crate::spark::{Module, SparkConfig};
 
 /// Tokens whose logits are computed: the head is the largest matrix, and its outputs vary little from token to token.
 const LOGIT_TOKENS: usize = 64;
+/// A part of the energy of logits that is less than this was never more than rounding: sums of f64 over a
+/// vocabulary are good to ten digits.
+const LEAST_PART: f64 = 1e-9;
 
 /// Mean energies of matrices over all tokens of some sequences.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +24,7 @@ pub struct Energies {
     /// Sums of squares of all outputs.
     outputs: BTreeMap<(Module, Option<usize>), f64>,
     /// Sums over tokens of what attention (`out_proj`) and MLP (`down_proj`) of a layer add to the residual stream, in
-    /// parts of its energy after the last layer.
+    /// parts of its energy right after that.
     added: BTreeMap<(Module, usize), f64>,
 }
 
@@ -32,8 +35,8 @@ pub struct Energy {
     pub columns: Vec<f64>,
     /// Mean energy of its outputs: the sum of their squares.
     pub outputs: f64,
-    /// What comes of it in the end: the energy of what its attention or MLP adds to the residual stream, in parts of
-    /// what the head reads, on average over tokens. Of the head itself 1.
+    /// What it is to the model: the energy of what its attention or MLP adds to the residual stream, in parts of the
+    /// stream right after that, on average over tokens. Of the head itself 1.
     pub share: f64,
 }
 
@@ -80,11 +83,11 @@ impl Energies {
     fn see(&mut self, edge: Edge, rows: &[f32], config: &SparkConfig) {
         let (read, written, layer) = match edge {
             Edge::FinalNorm => (Some(Module::LmHead), None, None),
-            Edge::Layer(layer, edge) => (read(edge), written(edge), Some(layer)),
+            Edge::Layer(layer, edge) => (edge.read_by(), edge.written_by(), Some(layer)),
             _ => return,
         };
         if let Some(module) = read {
-            let width = columns(module, config);
+            let width = module.in_features(config);
             let sums = self.inputs.entry((module, layer)).or_insert_with(|| vec![0.0; width]);
             for row in rows.chunks_exact(width) {
                 for (sum, x) in sums.iter_mut().zip(row) {
@@ -133,7 +136,11 @@ impl Energies {
         }
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
         let (vocab, share) = (vocab as f64, self.tokens as f64 / sampled.max(1) as f64);
-        let energy: f64 = sums.iter().zip(&squares).map(|(sum, square)| square - sum * sum / vocab).sum();
+        // Of logits that are all alike only the rounding of the difference would be left.
+        let own = |(sum, square): (&f64, &f64)| {
+            Some(square - sum * sum / vocab).filter(|own| *own > LEAST_PART * square).unwrap_or(0.0)
+        };
+        let energy: f64 = sums.iter().zip(&squares).map(own).sum();
         self.outputs.insert((Module::LmHead, None), energy * share);
         Ok(())
     }
@@ -159,8 +166,8 @@ impl Energies {
     pub fn of(&self, module: Module, layer: Option<usize>) -> Option<Energy> {
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
         let tokens = self.tokens as f64;
-        let reader = if module == Module::MlpUp { Module::MlpGate } else { module };
-        let columns = self.inputs.get(&(reader, layer))?.iter().map(|sum| sum / tokens).collect();
+        let columns =
+            self.inputs.get(&(module.first_reader(), layer))?.iter().map(|sum| sum / tokens).collect();
         let outputs = self.outputs.get(&(module, layer))? / tokens;
         let adder = match module {
             Module::QkvProj | Module::OutProj => Module::OutProj,
@@ -179,38 +186,6 @@ impl Energies {
         let kept = 8 * config.num_hidden_layers() * (2 * h + q + f);
         let logits = 4 * LOGIT_TOKENS * (LOGIT_ROWS + h);
         (kept + logits + 64 * PIECE * f.max(h)) as u64 + (64 << 20)
-    }
-}
-
-/// The matrix whose inputs pass here; of two that share them the first.
-fn read(edge: LayerEdge) -> Option<Module> {
-    match edge {
-        LayerEdge::InputNorm => Some(Module::QkvProj),
-        LayerEdge::GatedHeads => Some(Module::OutProj),
-        LayerEdge::PostAttentionNorm => Some(Module::MlpGate),
-        LayerEdge::MlpProduct => Some(Module::MlpDown),
-        _ => None,
-    }
-}
-
-/// Input columns of a matrix.
-fn columns(module: Module, config: &SparkConfig) -> usize {
-    match module {
-        Module::OutProj => config.q_rows(),
-        Module::MlpDown => config.intermediate_size,
-        _ => config.hidden_size,
-    }
-}
-
-/// The matrix whose outputs pass here.
-fn written(edge: LayerEdge) -> Option<Module> {
-    match edge {
-        LayerEdge::Qkv => Some(Module::QkvProj),
-        LayerEdge::AttentionOutput => Some(Module::OutProj),
-        LayerEdge::MlpGate => Some(Module::MlpGate),
-        LayerEdge::MlpUp => Some(Module::MlpUp),
-        LayerEdge::MlpOutput => Some(Module::MlpDown),
-        _ => None,
     }
 }
 

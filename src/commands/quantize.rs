@@ -3,6 +3,7 @@
 mod target_bytes;
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::json;
@@ -34,6 +35,8 @@ struct Request {
     importance: Option<Importance>,
     /// How widths were chosen for a budget.
     allocation: Option<Allocation>,
+    /// How long that took.
+    choosing: Option<Duration>,
     smooth: bool,
     write_folded: Option<PathBuf>,
     out: PathBuf,
@@ -88,7 +91,9 @@ impl Request {
     fn estimate(&self) -> Result<Vec<Phase>> {
         let (checkpoint, plan, format) = (&self.checkpoint, &self.plan, self.format.as_ref());
         let tokens = self.sequences.as_ref().map_or(0, Sequences::total);
-        let mut phases = Vec::new();
+        // A dry run has chosen already, as the run will do.
+        let choosing = self.choosing.map(|time| Phase { phase: "choose", seconds: time.as_secs_f64() });
+        let mut phases: Vec<Phase> = choosing.into_iter().collect();
         if self.smooth {
             // Looking takes one pass of the texts, and trying about as long again.
             phases.push(Phase { phase: "smooth", seconds: estimate::forward(checkpoint, tokens, 2)? });
@@ -211,13 +216,16 @@ fn request(args: &QuantizeArgs, interrupt: &Interrupt) -> anyhow::Result<Request
         plan,
         sequences,
         allocation: None,
+        choosing: None,
         smooth: args.smooth,
         write_folded,
         out,
         force: args.force,
     };
     if let Some(budget) = budget {
+        let start = Instant::now();
         on_threads(args.run.threads, || budget.spend(&mut request, args.run.progress, interrupt))??;
+        request.choosing = Some(start.elapsed());
     }
     request.note_importance();
     Ok(request)

@@ -1,8 +1,8 @@
 //! Modules that are stored in another width than the rest of an artifact.
 //!
 //! Every target of a compressed-tensors configuration has `weights` of its own, group size included, and vLLM makes
-//! the scheme of a linear from the target that it matches (`target_scheme_map`; two widths were run, two group sizes
-//! read). It looks for the linear's name among the targets first, for its class next, and for the names of the
+//! the scheme of a linear from the target that it matches (`target_scheme_map`; builds of two widths and of two group
+//! sizes were loaded). It looks for the linear's name among the targets first, for its class next, and for the names of the
 //! tensors that it is joined from last (`find_matched_target`); a module to be ignored goes by the names of
 //! those tensors alone (`should_ignore_layer`). So the expressions match both.
 

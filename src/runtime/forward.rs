@@ -8,7 +8,7 @@ use super::kernels::activation::sigmoid;
 use super::norm::rms_norm;
 use super::{Angles, LayerParts, Linear, Model, State};
 use crate::error::{Failure, Result};
-use crate::spark::{GateActivation, LayerType};
+use crate::spark::{GateActivation, LayerType, Module};
 
 /// Tokens that go through the layers together: bounds the memory for activations, without an effect
 /// on results.
@@ -61,6 +61,32 @@ pub enum LayerEdge {
     MlpOutput,
     /// The residual stream after the layer, `[tokens, hidden]`.
     Output,
+}
+
+impl LayerEdge {
+    /// The projection whose inputs pass here; of those that share them the first (see
+    /// [`Module::first_reader`]).
+    pub fn read_by(self) -> Option<Module> {
+        match self {
+            Self::InputNorm => Some(Module::QkvProj),
+            Self::GatedHeads => Some(Module::OutProj),
+            Self::PostAttentionNorm => Some(Module::MlpGate),
+            Self::MlpProduct => Some(Module::MlpDown),
+            _ => None,
+        }
+    }
+
+    /// The projection whose outputs pass here.
+    pub fn written_by(self) -> Option<Module> {
+        match self {
+            Self::Qkv => Some(Module::QkvProj),
+            Self::AttentionOutput => Some(Module::OutProj),
+            Self::MlpGate => Some(Module::MlpGate),
+            Self::MlpUp => Some(Module::MlpUp),
+            Self::MlpOutput => Some(Module::MlpDown),
+            _ => None,
+        }
+    }
 }
 
 /// What looks at activations: the place, the position of the first token, and the rows. A long

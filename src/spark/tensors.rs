@@ -35,6 +35,20 @@ impl Module {
     pub fn is_projection(self) -> bool {
         matches!(self, Self::QkvProj | Self::OutProj | Self::MlpGate | Self::MlpUp | Self::MlpDown)
     }
+
+    /// The matrix that stands for all that read the same inputs: `gate_proj` for `up_proj`, any other for itself.
+    pub fn first_reader(self) -> Self {
+        if self == Self::MlpUp { Self::MlpGate } else { self }
+    }
+
+    /// Length of the inputs of a projection or the head.
+    pub fn in_features(self, config: &SparkConfig) -> usize {
+        match self {
+            Self::OutProj => config.q_rows(),
+            Self::MlpDown => config.intermediate_size,
+            _ => config.hidden_size,
+        }
+    }
 }
 
 /// A tensor the architecture requires.

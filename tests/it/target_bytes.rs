@@ -8,7 +8,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use xtask::fixtures::FixtureSpec;
 
-use crate::runs::{Model, Run, all_tensors, read_json, run, tree};
+use crate::export_npu_run::with_texts;
+use crate::runs::{Model, Run, Tensors, all_tensors, read_json, run, shards, tree};
 
 /// The preset has rows of 192, which groups of 128 do not divide: its smallest build is in groups of 64.
 fn model() -> Model {
@@ -269,6 +270,26 @@ fn what_other_options_decide_stays() {
         *(if width == "g32" { &mut inside } else { &mut outside }) += 1;
     }
     assert!(inside > 0 && outside > 0);
+}
+
+/// Where all rows of the head are equal its logits are, too, and no error of theirs is any part of them: what is told
+/// stays a number all the same.
+#[test]
+fn a_head_that_says_nothing_makes_no_infinite_error() {
+    let model = with_texts(FixtureSpec::tiny());
+    for shard in shards(&model.dir) {
+        let mut tensors = Tensors::read(&shard);
+        let Some(table) = tensors.get("model.embedding.weight") else { continue };
+        let row = table[..table.len() / 448].to_vec();
+        table.chunks_exact_mut(row.len()).for_each(|other| other.copy_from_slice(&row));
+        tensors.write(&shard);
+    }
+    let (smallest, largest) = limits(&model, &[]);
+    quantize(&model, (smallest + largest) / 2, &["--calib", "texts.jsonl"]).expect(0);
+    let told = allocation(&model.out());
+    for error in [&told["error"], &told["error_before"]] {
+        assert!(error.as_f64().is_some_and(|e| (0.0..1e3).contains(&e)), "{told}");
+    }
 }
 
 #[test]

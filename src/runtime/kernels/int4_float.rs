@@ -4,9 +4,12 @@
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
-use super::dot::{K_BLOCK, LANES, SEGMENT};
+#[cfg(target_arch = "x86_64")]
+use super::dot::K_BLOCK;
+use super::dot::{LANES, SEGMENT};
 
 /// A block of rows and its grids, as stored.
 #[derive(Clone, Copy)]
@@ -25,15 +28,9 @@ pub(crate) struct InterleavedRows<'a> {
 
 /// Whether groups and segments have common ends, as the fast kernel needs it.
 pub(crate) fn has_fast_kernel(group_size: usize) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return crate::simd::has_avx2()
+    crate::simd::has_avx2()
         && group_size.is_multiple_of(LANES)
-        && (SEGMENT.is_multiple_of(group_size) || group_size.is_multiple_of(SEGMENT));
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = group_size;
-        false
-    }
+        && (SEGMENT.is_multiple_of(group_size) || group_size.is_multiple_of(SEGMENT))
 }
 
 /// `y[r] = x . w[r]` for the rows of a block, in the order of summation of [`super::dot`].

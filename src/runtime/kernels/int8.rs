@@ -4,6 +4,8 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use rayon::prelude::*;
+
 use crate::simd::multiversion;
 use crate::tensor::{EXPONENT_BITS, amax_bits};
 
@@ -31,6 +33,14 @@ pub(crate) fn quantize_token(x: &[f32], codes: &mut [i16]) -> f32 {
     }
     round_to_codes(x, scale, codes);
     scale
+}
+
+/// The same of tokens `[tokens, k]`, in parallel: codes and scales.
+pub(crate) fn quantize_tokens(x: &[f32], k: usize) -> (Vec<i16>, Vec<f32>) {
+    let mut codes = vec![0; x.len()];
+    let tokens = codes.par_chunks_mut(k).zip(x.par_chunks(k));
+    let scales = tokens.map(|(codes, x)| quantize_token(x, codes)).collect();
+    (codes, scales)
 }
 
 multiversion! {

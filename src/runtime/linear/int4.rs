@@ -178,12 +178,7 @@ struct Activations {
 impl Activations {
     fn new(x: &[f32], k: usize, block: usize) -> Self {
         let (tokens, blocks) = (x.len() / k, k / block);
-        let mut codes = vec![0i16; x.len()];
-        let scales: Vec<f32> = codes
-            .par_chunks_mut(k)
-            .zip(x.par_chunks(k))
-            .map(|(codes, x)| int8::quantize_token(x, codes))
-            .collect();
+        let (codes, scales) = int8::quantize_tokens(x, k);
         let mut arranged = vec![0; x.len()];
         let mut sums = vec![0; blocks * tokens];
         let by_block = arranged.par_chunks_mut(tokens * block).zip(sums.par_chunks_mut(tokens));

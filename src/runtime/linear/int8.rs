@@ -3,8 +3,6 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::{Linear, split_rows, tokens_of};
 use crate::error::{InputError, Result};
 use crate::runtime::kernels::int8;
@@ -52,12 +50,7 @@ impl Linear for Int8Linear<'_> {
     fn forward_rows(&self, x: &[f32], rows: Range<usize>, y: &mut [f32]) {
         let tokens = tokens_of(self, x, &rows, y);
         let k = self.in_features;
-        let mut codes = vec![0i16; x.len()];
-        let token_scales: Vec<f32> = codes
-            .par_chunks_mut(k)
-            .zip(x.par_chunks(k))
-            .map(|(codes, x)| int8::quantize_token(x, codes))
-            .collect();
+        let (codes, token_scales) = int8::quantize_tokens(x, k);
         split_rows(tokens, rows, y, |(): &mut (), rows, out| {
             let n = rows.len();
             let scales = &self.scales[rows.clone()];
