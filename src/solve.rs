@@ -10,8 +10,10 @@
 
 mod hidden;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::time::Instant;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -131,13 +133,23 @@ pub fn solve(
 ) -> Result<Solution> {
     let tokens_sha256 = sequences.sha256();
     let scratch = Scratch::open(target, "gptq", &fingerprint(checkpoint, format, &tokens_sha256)?)?;
-    let solve = Solve { checkpoint, format, plan, sequences, scratch: &scratch, progress, interrupt };
+    let clock = Clock::default();
+    let solve = Solve { checkpoint, format, plan, sequences, scratch: &scratch, progress, interrupt, clock };
     let mut modules = BTreeMap::new();
     let layers = checkpoint.config.num_hidden_layers();
     for layer in 0..layers {
         modules.extend(solve.layer(layer)?);
     }
     modules.extend(solve.head()?);
+    let Clock { forward, hessians, factors, solve } = &solve.clock;
+    tracing::info!(
+        "calibrated on {} tokens: forward {:.1} s, Hessians {:.1} s, factors {:.1} s, solve {:.1} s",
+        sequences.total(),
+        forward.get(),
+        hessians.get(),
+        factors.get(),
+        solve.get()
+    );
     let dir = ModelDir::open(scratch.dir())?;
     let map = |name: &String| Ok((name.clone(), dir.map(&file_of(name))?));
     let files = modules.keys().map(map).collect::<Result<_>>()?;
@@ -159,6 +171,23 @@ fn file_of(module: &str) -> String {
     format!("{module}.solved")
 }
 
+/// Seconds of the phases of a run, as [`crate::estimate`] names them.
+#[derive(Default)]
+struct Clock {
+    forward: Cell<f64>,
+    hessians: Cell<f64>,
+    factors: Cell<f64>,
+    solve: Cell<f64>,
+}
+
+/// Runs `work` and adds its seconds to a phase.
+fn timed<T>(phase: &Cell<f64>, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = work();
+    phase.set(phase.get() + start.elapsed().as_secs_f64());
+    done
+}
+
 struct Solve<'a> {
     checkpoint: &'a Checkpoint,
     format: &'a dyn Format,
@@ -167,6 +196,7 @@ struct Solve<'a> {
     scratch: &'a Scratch,
     progress: &'a dyn Progress,
     interrupt: &'a Interrupt,
+    clock: Clock,
 }
 
 /// What is seen of a layer on the texts.
@@ -214,7 +244,8 @@ impl Solve<'_> {
                 // One at a time: the steps of an input are neighbours but for the file's order.
                 solvers.clear();
                 let hessian = &collected.hessians[&input];
-                solvers.insert(input, (self.solver(hessian, step)?, hessian.importance()));
+                let solver = timed(&self.clock.factors, || self.solver(hessian, step))?;
+                solvers.insert(input, (solver, hessian.importance()));
             }
             let (solver, importance) = &solvers[&input];
             let matrix = decoded.entry(step.source.clone()).or_insert_with(|| {
@@ -223,7 +254,8 @@ impl Solve<'_> {
             });
             let k = step.shape[1];
             let rows = &mut matrix[step.rows.start * k..step.rows.end * k];
-            let noise = self.module(step, Inputs { solver, importance }, Some(rows))?;
+            let inputs = Inputs { solver, importance };
+            let noise = timed(&self.clock.solve, || self.module(step, inputs, Some(rows)))?;
             let energy = collected.energy.get(&step.module).copied().unwrap_or(0.0);
             modules.insert(
                 step.module_name().to_owned(),
@@ -265,7 +297,7 @@ impl Solve<'_> {
         let mut energy = BTreeMap::new();
         self.each_piece(layer, model, |_| Ok(()), &mut |edge, rows| {
             if let Some(hessian) = edge.read_by().and_then(|input| hessians.get_mut(&input)) {
-                hessian.add(rows);
+                timed(&self.clock.hessians, || hessian.add(rows));
             }
             if let Some(module) = edge.written_by() {
                 *energy.entry(module).or_insert(0.0) +=
@@ -315,7 +347,11 @@ impl Solve<'_> {
                     Some(reader) => reader.rows(at * width..(at + piece.len()) * width)?,
                 };
                 at += piece.len();
-                model.run_layer(layer, &mut state, position, &mut h, tap);
+                // The taps have a phase of their own.
+                let tapped = self.clock.hessians.get();
+                timed(&self.clock.forward, || model.run_layer(layer, &mut state, position, &mut h, tap));
+                let in_taps = self.clock.hessians.get() - tapped;
+                self.clock.forward.set(self.clock.forward.get() - in_taps);
                 position += piece.len();
                 see(&h)?;
                 self.progress.advance(piece.len() as u64, &format!("layer {layer}"));
@@ -342,12 +378,14 @@ impl Solve<'_> {
                 self.interrupt.check()?;
                 let end = (start + PIECE).min(total);
                 let h = reader.rows(start * config.hidden_size..end * config.hidden_size)?;
-                hessian.add(&model.final_norm(&h));
+                timed(&self.clock.hessians, || hessian.add(&model.final_norm(&h)));
                 self.progress.advance((end - start) as u64, "head");
             }
-            let (solver, importance) = (self.solver(&hessian, step)?, hessian.importance());
+            let solver = timed(&self.clock.factors, || self.solver(&hessian, step))?;
+            let importance = hessian.importance();
             drop(hessian);
-            self.module(step, Inputs { solver: &solver, importance: &importance }, None)?;
+            let inputs = Inputs { solver: &solver, importance: &importance };
+            timed(&self.clock.solve, || self.module(step, inputs, None))?;
             let solved =
                 SolvedModule { output_snr_db: None, damping: solver.damping(), dead_columns: solver.dead() };
             modules.insert(step.module_name().to_owned(), solved);
