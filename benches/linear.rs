@@ -51,14 +51,22 @@ fn main() {
         (
             "int4 blocks of 32 x float",
             out * k / 2,
-            Box::new(Int4FloatLinear::new(int4(CodeLayout::Blocks { rows: 32 }, affine))),
+            Box::new(
+                Int4FloatLinear::new(int4(CodeLayout::Blocks { rows: 32 }, affine)).expect("whole blocks"),
+            ),
         ),
         (
             "int4 blocks of 64 x float",
             out * k / 2,
-            Box::new(Int4FloatLinear::new(int4(CodeLayout::Blocks { rows: 64 }, affine))),
+            Box::new(
+                Int4FloatLinear::new(int4(CodeLayout::Blocks { rows: 64 }, affine)).expect("whole blocks"),
+            ),
         ),
-        ("int4 rows x float", out * k / 2, Box::new(Int4FloatLinear::new(int4(CodeLayout::Rows, row_major)))),
+        (
+            "int4 rows x float",
+            out * k / 2,
+            Box::new(Int4FloatLinear::new(int4(CodeLayout::Rows, row_major)).expect("whole blocks")),
+        ),
         (
             "Q4_K x float",
             q4_k.len(),

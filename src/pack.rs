@@ -12,7 +12,7 @@ pub mod zero_points;
 use std::ops::Range;
 
 pub use columns::pack_columns;
-pub use matrix::{GroupGrid, GroupGrids, Int4Matrix};
+pub use matrix::{GridBuffer, GroupGrid, GroupGrids, Int4Matrix};
 
 /// How the 4-bit codes of a matrix `[out, in]` are laid out. Every layout takes `out * in / 2` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

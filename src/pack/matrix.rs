@@ -117,6 +117,70 @@ fn is_half(bytes: &[u8], count: Option<usize>) -> bool {
     count.map(|n| n / 2) == Some(bytes.len())
 }
 
+/// Grids that were read, one after the other: a code stands for `(code - zero_points[i]) * scales[i] +
+/// zeros[i]`.
+#[derive(Clone, Debug, Default)]
+pub struct GridBuffer {
+    scales: Vec<f32>,
+    zero_points: Vec<i32>,
+    zeros: Vec<f32>,
+    has_zero_points: bool,
+    has_zeros: bool,
+}
+
+impl GridBuffer {
+    /// The steps, of either sign.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// 8 where the grid is symmetric or affine.
+    pub fn zero_points(&self) -> &[i32] {
+        &self.zero_points
+    }
+
+    /// Whether any zero point may be another than 8.
+    pub fn has_zero_points(&self) -> bool {
+        self.has_zero_points
+    }
+
+    /// 0.0 where the grid has a zero point.
+    pub fn zeros(&self) -> &[f32] {
+        &self.zeros
+    }
+
+    /// Makes every grid `times` ones.
+    pub fn repeat(&mut self, times: usize) {
+        if times == 1 {
+            return;
+        }
+        let n = self.scales.len() * times;
+        self.scales.resize(n, 0.0);
+        self.zero_points.resize(n, 0);
+        self.zeros.resize(n, 0.0);
+        for i in (0..n).rev() {
+            self.scales[i] = self.scales[i / times];
+            self.zero_points[i] = self.zero_points[i / times];
+            self.zeros[i] = self.zeros[i / times];
+        }
+    }
+
+    /// Makes room for `n` grids of a kind: zero points of 8 and zeros of 0.0 unless others are to be read.
+    fn prepare(&mut self, n: usize, grids: GroupGrids<'_>) {
+        let has_zero_points = matches!(grids, GroupGrids::RowMajor { zero_points: Some(_), .. });
+        let has_zeros = !grids.has_zero_points();
+        if (self.scales.len(), self.has_zero_points, self.has_zeros) == (n, has_zero_points, has_zeros) {
+            return;
+        }
+        (self.has_zero_points, self.has_zeros) = (has_zero_points, has_zeros);
+        self.scales.resize(n, 0.0);
+        self.zero_points.clear();
+        self.zero_points.resize(n, MIDDLE.into());
+        self.zeros.clear();
+        self.zeros.resize(n, 0.0);
+    }
+}
+
 /// A 4-bit matrix `[out, in]` as stored: nothing is expanded.
 #[derive(Clone, Copy, Debug)]
 pub struct Int4Matrix<'a> {
@@ -193,66 +257,72 @@ impl<'a> Int4Matrix<'a> {
         }
     }
 
-    /// The grids of one group of neighbouring rows: `(code - zero_points[i]) * scales[i]`.
+    /// The grids of one group of neighbouring rows.
     ///
     /// # Panics
-    /// When there is no such row or group, the lengths are not that of `rows`, or the grids are affine.
-    pub fn grids_of_rows(
-        &self,
-        rows: Range<usize>,
-        group: usize,
-        scales: &mut [f32],
-        zero_points: &mut [i32],
-    ) {
+    /// When there is no such row or group.
+    pub fn grids_of_rows(&self, rows: Range<usize>, group: usize, out: &mut GridBuffer) {
         let (out_features, groups) = (self.shape()[0], self.groups());
-        check_ranges([out_features, groups], &rows, &(group..group + 1), scales.len());
-        assert_eq!(scales.len(), zero_points.len(), "scales and zero points");
-        zero_points.fill(MIDDLE.into());
+        check_ranges([out_features, groups], &rows, &(group..group + 1), rows.len());
+        out.prepare(rows.len(), self.grids);
+        let first = group * out_features + rows.start;
         match self.grids {
-            GroupGrids::GroupMajor { scales: bytes } => {
-                widen_bf16(&bytes[2 * (group * out_features + rows.start)..], scales);
-            }
-            GroupGrids::RowMajor { scales: bytes, zero_points: zeros } => {
-                for (row, scale) in rows.clone().zip(scales) {
-                    *scale = bf16_at(bytes, row * groups + group);
+            GroupGrids::GroupMajor { scales } => widen_bf16(&scales[2 * first..], &mut out.scales),
+            GroupGrids::RowMajor { scales, zero_points } => {
+                for (row, scale) in rows.clone().zip(&mut out.scales) {
+                    *scale = bf16_at(scales, row * groups + group);
                 }
-                if let Some(zeros) = zeros {
-                    for (row, zero_point) in rows.zip(zero_points) {
-                        *zero_point = zero_points::read_row_major(zeros, groups, row, group).into();
+                if let Some(bytes) = zero_points {
+                    for (row, zero_point) in rows.zip(&mut out.zero_points) {
+                        *zero_point = zero_points::read_row_major(bytes, groups, row, group).into();
                     }
                 }
             }
-            GroupGrids::ScalesAndZeros(_) | GroupGrids::RowMajorAffine { .. } => {
-                panic!("affine grids have no zero points")
+            GroupGrids::ScalesAndZeros(bytes) => {
+                // Those of the following rows are asked for by hand: every group is a page of its own.
+                crate::simd::prefetch(&bytes[4 * first..], 4 * rows.len()..8 * rows.len());
+                widen_bf16_pairs(&bytes[4 * first..], &mut out.scales, &mut out.zeros);
+            }
+            GroupGrids::RowMajorAffine { scales, zeros } => {
+                for (i, row) in rows.enumerate() {
+                    out.scales[i] = bf16_at(scales, row * groups + group);
+                    out.zeros[i] = bf16_at(zeros, row * groups + group);
+                }
             }
         }
     }
 
-    /// The grids of all groups of one row, likewise.
+    /// The grids of all groups of one row.
     ///
     /// # Panics
-    /// When there is no such row, the lengths are not the number of groups, or the grids are affine.
-    pub fn grids_of_row(&self, row: usize, scales: &mut [f32], zero_points: &mut [i32]) {
+    /// When there is no such row.
+    pub fn grids_of_row(&self, row: usize, out: &mut GridBuffer) {
         let (out_features, groups) = (self.shape()[0], self.groups());
-        check_ranges([out_features, groups], &(row..row + 1), &(0..groups), scales.len());
-        assert_eq!(scales.len(), zero_points.len(), "scales and zero points");
-        zero_points.fill(MIDDLE.into());
+        check_ranges([out_features, groups], &(row..row + 1), &(0..groups), groups);
+        out.prepare(groups, self.grids);
         match self.grids {
-            GroupGrids::GroupMajor { scales: bytes } => {
-                for (group, scale) in scales.iter_mut().enumerate() {
-                    *scale = bf16_at(bytes, group * out_features + row);
+            GroupGrids::GroupMajor { scales } => {
+                for (group, scale) in out.scales.iter_mut().enumerate() {
+                    *scale = bf16_at(scales, group * out_features + row);
                 }
             }
-            GroupGrids::RowMajor { scales: bytes, zero_points: zeros } => {
-                widen_bf16(&bytes[2 * row * groups..], scales);
-                if let Some(zeros) = zeros {
-                    for (group, zero_point) in zero_points.iter_mut().enumerate() {
-                        *zero_point = zero_points::read_row_major(zeros, groups, row, group).into();
+            GroupGrids::RowMajor { scales, zero_points } => {
+                widen_bf16(&scales[2 * row * groups..], &mut out.scales);
+                if let Some(bytes) = zero_points {
+                    for (group, zero_point) in out.zero_points.iter_mut().enumerate() {
+                        *zero_point = zero_points::read_row_major(bytes, groups, row, group).into();
                     }
                 }
             }
-            GroupGrids::ScalesAndZeros(_) | GroupGrids::RowMajorAffine { .. } => {
-                panic!("affine grids have no zero points")
+            GroupGrids::ScalesAndZeros(bytes) => {
+                for group in 0..groups {
+                    let at = 2 * (group * out_features + row);
+                    (out.scales[group], out.zeros[group]) = (bf16_at(bytes, at), bf16_at(bytes, at + 1));
+                }
+            }
+            GroupGrids::RowMajorAffine { scales, zeros } => {
+                widen_bf16(&scales[2 * row * groups..], &mut out.scales);
+                widen_bf16(&zeros[2 * row * groups..], &mut out.zeros);
             }
         }
     }
@@ -300,6 +370,16 @@ impl<'a> Int4Matrix<'a> {
             let part = column - columns.start..end - columns.start;
             self.grid(row, group).decode(&codes[part.clone()], &mut out[part]);
             column = end;
+        }
+    }
+}
+
+multiversion! {
+    /// Pairs of a scale and a zero, apart.
+    fn widen_bf16_pairs(bytes: &[u8], scales: &mut [f32], zeros: &mut [f32]) {
+        for ((pair, scale), zero) in bytes.as_chunks::<4>().0.iter().zip(scales).zip(zeros) {
+            let pair = u32::from_le_bytes(*pair);
+            (*scale, *zero) = (f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000));
         }
     }
 }

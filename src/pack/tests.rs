@@ -420,3 +420,49 @@ fn squares_are_transposed() {
         assert_eq!(word.to_le_bytes(), std::array::from_fn(|j| bytes[8 * j + i]));
     }
 }
+
+/// Grids read together are those read one by one.
+#[test]
+fn grids_of_rows_and_of_a_row() {
+    let (n, groups, group_size) = (24, 6, 8);
+    let shape = [n, groups * group_size];
+    let floats: Vec<u8> = bf16_bytes((0..n * groups).map(|i| (i as f32 * 0.37).sin()));
+    let pairs: Vec<u8> = bf16_bytes((0..2 * n * groups).map(|i| (i as f32 * 0.11).cos()));
+    let points: Vec<u8> = random(n * groups, 3).iter().map(|x| x % 16).collect();
+    let packed = words_to_bytes(&zero_points::pack_row_major(&points, groups));
+    let codes = random(n * shape[1] / 2, 4);
+    let codes = PackedCodes::new(&codes, CodeLayout::Rows, shape).unwrap();
+    // One buffer for all: what another kind left in it does not stay.
+    let mut buffer = GridBuffer::default();
+    for grids in [
+        GroupGrids::ScalesAndZeros(&pairs),
+        GroupGrids::RowMajor { scales: &floats, zero_points: Some(&packed) },
+        GroupGrids::GroupMajor { scales: &floats },
+        GroupGrids::RowMajorAffine { scales: &floats, zeros: &pairs[..floats.len()] },
+        GroupGrids::RowMajor { scales: &floats, zero_points: None },
+    ] {
+        let matrix = Int4Matrix::new(codes, group_size, grids).unwrap();
+        let check = |buffer: &GridBuffer, i: usize, row: usize, group: usize| {
+            let (scale, zero_point, zero) = match matrix.grid(row, group) {
+                GroupGrid::ZeroPoint { scale, zero_point } => (scale, zero_point, 0.0),
+                GroupGrid::Affine { scale, zero } => (scale, 8, zero),
+            };
+            let found = (buffer.scales()[i], buffer.zero_points()[i], buffer.zeros()[i]);
+            assert_eq!(found, (scale, i32::from(zero_point), zero), "{grids:?} {row} {group}");
+            assert!(zero_point == 8 || buffer.has_zero_points());
+        };
+        for rows in [0..n, 5..13] {
+            for group in 0..groups {
+                matrix.grids_of_rows(rows.clone(), group, &mut buffer);
+                assert_eq!(buffer.scales().len(), rows.len());
+                rows.clone().enumerate().for_each(|(i, row)| check(&buffer, i, row, group));
+            }
+        }
+        for row in 0..n {
+            matrix.grids_of_row(row, &mut buffer);
+            buffer.repeat(2);
+            assert_eq!(buffer.zeros().len(), 2 * groups);
+            (0..2 * groups).for_each(|i| check(&buffer, i, row, i / 2));
+        }
+    }
+}

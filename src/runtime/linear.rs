@@ -3,6 +3,7 @@
 mod blocks;
 mod float;
 mod int4;
+mod int4_blocks;
 mod int4_float;
 mod int8;
 mod int8_float;
@@ -77,7 +78,7 @@ pub fn packed_linear<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
         },
         // Zero points are for kernels of int8 activations, an affine grid for one of floats.
         Packed::Int4(matrix) if !matrix.grids().has_zero_points() => {
-            Ok(Box::new(Int4FloatLinear::new(matrix)))
+            Ok(Box::new(Int4FloatLinear::new(matrix)?))
         }
         Packed::Int4(matrix) => Ok(Box::new(Int4Linear::new(matrix)?)),
     }
@@ -89,7 +90,7 @@ pub fn packed_linear<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
 /// When its rows are too long for exact sums.
 pub fn packed_linear_on_floats<'a>(packed: Packed<'a>) -> Result<Box<dyn Linear + 'a>> {
     match packed {
-        Packed::Int4(matrix) => Ok(Box::new(Int4FloatLinear::new(matrix))),
+        Packed::Int4(matrix) => Ok(Box::new(Int4FloatLinear::new(matrix)?)),
         packed @ Packed::Int8(_) => packed_linear(packed),
     }
 }

@@ -32,76 +32,19 @@ pub(crate) fn arrange(codes: &[i16], out: &mut [i8]) {
     }
 }
 
-/// Turns words that follow each other along a row, `[rows, words]` with rows `stride` bytes apart, into
-/// words of neighbouring rows side by side, `[words, rows]`.
-pub(crate) fn interleave(bytes: &[u8], stride: usize, rows: usize, out: &mut [[u8; 4]]) {
-    let words = out.len() / rows;
-    #[cfg(target_arch = "x86_64")]
-    if rows.is_multiple_of(TILE) && words.is_multiple_of(WORD) && crate::simd::has_avx2() {
-        // SAFETY: the processor has every feature the function is compiled for.
-        #[allow(unsafe_code)]
-        return unsafe { interleave_avx2(bytes, stride, rows, out) };
-    }
-    for row in 0..rows {
-        let bytes = bytes[row * stride..][..words * 4].as_chunks::<4>().0;
-        for (out, word) in out.iter_mut().skip(row).step_by(rows).zip(bytes) {
-            *out = *word;
-        }
-    }
-}
-
-/// Squares of eight words are transposed at a time.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-#[allow(unsafe_code)]
-fn interleave_avx2(bytes: &[u8], stride: usize, rows: usize, out: &mut [[u8; 4]]) {
-    let words = out.len() / rows;
-    assert!(rows.is_multiple_of(TILE) && words.is_multiple_of(WORD) && out.len() == rows * words);
-    assert!(rows == 0 || (rows - 1) * stride + words * 4 <= bytes.len(), "rows past the end");
-    for r in (0..rows).step_by(TILE) {
-        for w in (0..words).step_by(WORD) {
-            let mut x = [_mm256_setzero_si256(); TILE];
-            for i in 0..TILE {
-                // SAFETY: row r + i < rows has its words w..w + 8 within the bytes.
-                x[i] = unsafe { _mm256_loadu_si256(bytes.as_ptr().add((r + i) * stride + w * 4).cast()) };
-                // The rows are too many streams for the processor to foresee; the next tile of them is
-                // asked for by hand.
-                let next = bytes.as_ptr().wrapping_add((r + i + TILE) * stride + w * 4);
-                _mm_prefetch::<_MM_HINT_T1>(next.cast());
-            }
-            let mut pairs = [_mm256_setzero_si256(); TILE];
-            for i in (0..TILE).step_by(2) {
-                pairs[i] = _mm256_unpacklo_epi32(x[i], x[i + 1]);
-                pairs[i + 1] = _mm256_unpackhi_epi32(x[i], x[i + 1]);
-            }
-            let mut fours = [_mm256_setzero_si256(); TILE];
-            for i in (0..TILE).step_by(4) {
-                fours[i] = _mm256_unpacklo_epi64(pairs[i], pairs[i + 2]);
-                fours[i + 1] = _mm256_unpackhi_epi64(pairs[i], pairs[i + 2]);
-                fours[i + 2] = _mm256_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-                fours[i + 3] = _mm256_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-            }
-            for i in 0..4 {
-                let (low, high) = (
-                    _mm256_permute2x128_si256::<0x20>(fours[i], fours[i + 4]),
-                    _mm256_permute2x128_si256::<0x31>(fours[i], fours[i + 4]),
-                );
-                // SAFETY: words w + i and w + i + 4 of rows r..r + 8 lie within `out`.
-                unsafe {
-                    _mm256_storeu_si256(out.as_mut_ptr().add((w + i) * rows + r).cast(), low);
-                    _mm256_storeu_si256(out.as_mut_ptr().add((w + i + 4) * rows + r).cast(), high);
-                }
-            }
-        }
-    }
-}
-
 /// Packed codes of some rows: word w of row r at `w * stride + r`.
 #[derive(Clone, Copy)]
 pub(crate) struct Words<'a> {
     pub(crate) words: &'a [[u8; 4]],
     pub(crate) stride: usize,
     pub(crate) rows: usize,
+}
+
+impl Words<'_> {
+    /// From block `b` on, of `block` columns.
+    pub(crate) fn from_block(self, b: usize, block: usize) -> Self {
+        Self { words: &self.words[b * block / WORD * self.stride..], ..self }
+    }
 }
 
 /// The products of blocks of `block` columns: `sums[(b * tokens + t) * rows + r]` is the sum over block b
@@ -155,7 +98,7 @@ fn block_sums_portable(w: Words<'_>, first: usize, x: &[i8], tokens: usize, bloc
 }
 
 /// The products of bytes: low nibbles with the codes at even places, high ones with those at odd places.
-fn nibbles(bytes: &[u8], even: &[i8], odd: &[i8]) -> i32 {
+pub(super) fn nibbles(bytes: &[u8], even: &[i8], odd: &[i8]) -> i32 {
     let product = |(byte, (even, odd)): (&u8, (&i8, &i8))| {
         i32::from(byte & 15) * i32::from(*even) + i32::from(byte >> 4) * i32::from(*odd)
     };
@@ -471,19 +414,6 @@ mod tests {
                 // The largest sums.
                 row_sums(&vec![0xff; bytes.len()], &vec![-128; x.len()], block, &mut a);
                 assert_eq!(a, vec![-15 * 128 * block as i32; blocks]);
-            }
-        }
-    }
-
-    #[test]
-    fn interleaving_puts_the_words_of_rows_beside_each_other() {
-        for (rows, words, spare) in [(8, 8, 0), (16, 24, 12), (5, 8, 4), (8, 3, 1)] {
-            let stride = words * 4 + spare;
-            let bytes: Vec<u8> = (0..rows * stride).map(|i| (i * 37 % 251) as u8).collect();
-            let mut out = vec![[0; 4]; rows * words];
-            interleave(&bytes, stride, rows, &mut out);
-            for (i, word) in out.iter().enumerate() {
-                assert_eq!(word, &bytes[i % rows * stride + i / rows * 4..][..4], "{rows} {words}");
             }
         }
     }
