@@ -1,8 +1,8 @@
 //! Float activations as integers of three digits, for exact sums with integer weights.
 //!
 //! **Definition.** Of a block of activations, the unit is the smallest power of two (of normal numbers) for which
-//! the largest magnitude is at most 0x7f7f7f once rounded, three digits of eight bits and a sign: `(digits[0] * 256
-//! + digits[1]) * 256 + digits[2]`. An activation is the nearest multiple of the unit, half to even. Sums of these are
+//! the largest magnitude is at most 0x7f7f7f once rounded, three digits of eight bits and a sign: that is
+//! `(digits[0] * 256 + digits[1]) * 256 + digits[2]`. An activation is the nearest multiple of the unit, half to even. Sums of these are
 //! exact, so that all that is lost is this rounding and the few operations on a block's sums: 134 dB at the model's
 //! row lengths, where sums in f32 keep 139 and the rest of the forward pass 115 to 121.
 

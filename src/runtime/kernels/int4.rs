@@ -41,8 +41,8 @@ pub(crate) struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// From block `b` on, of `block` columns.
-    pub(crate) fn from_block(self, b: usize, block: usize) -> Self {
+    /// Those from block `b` on, blocks being of `block` columns.
+    pub(crate) fn skip_to_block(self, b: usize, block: usize) -> Self {
         Self { words: &self.words[b * block / WORD * self.stride..], ..self }
     }
 }

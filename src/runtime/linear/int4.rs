@@ -101,7 +101,7 @@ impl Linear for Int4Linear<'_> {
             self.0.each_piece(&rows, words, |piece, words| {
                 for first in piece.clone().step_by(blocks_at_once) {
                     let blocks = first..(first + blocks_at_once).min(piece.end);
-                    let words = words.from_block(first - piece.start, block);
+                    let words = words.skip_to_block(first - piece.start, block);
                     for first in (0..tokens).step_by(tokens_at_once) {
                         let at = first..(first + tokens_at_once).min(tokens);
                         let codes = &x.codes[(blocks.start * tokens + at.start) * block..];

@@ -13,8 +13,8 @@ use crate::runtime::kernels::int4;
 
 /// The product of PyTorch's tinygemm on CPU but for rounding: weights are never rounded to bf16. Where tinygemm
 /// rounds each weight and each partial sum to f32, here the sums of a block's codes (the group, or 128 of it)
-/// with its activations are exact, the activations being integers of 24 bits there (see [`fixed_point`]);
-/// grids are applied to the sums, and the blocks added in f32 in order.
+/// with its activations are exact, the activations being integers of 24 bits there, with a power
+/// of two per block as their unit; grids are applied to the sums, and the blocks added in f32 in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Int4FloatLinear<'a>(Int4Blocks<'a>);
 
@@ -96,7 +96,7 @@ impl Linear for Int4FloatLinear<'_> {
             self.0.each_piece(&rows, scratch, |blocks, words| {
                 for b in blocks.clone() {
                     self.0.matrix.grids_of_rows(rows.clone(), b / self.0.per_group(), grids);
-                    let words = words.from_block(b - blocks.start, block);
+                    let words = words.skip_to_block(b - blocks.start, block);
                     let digits = &x.digits[b * tokens * DIGITS * block..][..tokens * DIGITS * block];
                     fixed_point::add_block(
                         words,
