@@ -64,20 +64,19 @@ pub(crate) fn has_avx2() -> bool {
     false
 }
 
-/// Asks for the bytes of a range, which may reach past the end, to be brought into the second-level cache.
-#[inline]
-pub(crate) fn prefetch(bytes: &[u8], range: std::ops::Range<usize>) {
-    #[cfg(target_arch = "x86_64")]
-    for at in range.step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+/// Asks for bytes to be brought into the second-level cache. They need not exist.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) fn prefetch(from: *const u8, bytes: usize) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    const LINE_BYTES: usize = 64;
+    for at in (0..bytes).step_by(LINE_BYTES) {
         // SAFETY: a prefetch of any address has no effect but on the caches, and every x86-64 has it.
         #[allow(unsafe_code)]
         unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(at).cast());
+            _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(at).cast());
         }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, range);
 }
 
 /// Adds the lanes up in a fixed order: halves onto halves.

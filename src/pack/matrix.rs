@@ -280,7 +280,8 @@ impl<'a> Int4Matrix<'a> {
             }
             GroupGrids::ScalesAndZeros(bytes) => {
                 // Those of the following rows are asked for by hand: every group is a page of its own.
-                crate::simd::prefetch(&bytes[4 * first..], 4 * rows.len()..8 * rows.len());
+                #[cfg(target_arch = "x86_64")]
+                crate::simd::prefetch(bytes.as_ptr().wrapping_add(4 * (first + rows.len())), 4 * rows.len());
                 widen_bf16_pairs(&bytes[4 * first..], &mut out.scales, &mut out.zeros);
             }
             GroupGrids::RowMajorAffine { scales, zeros } => {

@@ -12,6 +12,8 @@ use std::arch::x86_64::*;
 use super::int4::{WORD, Words, nibbles};
 use crate::pack::GridBuffer;
 use crate::simd::multiversion;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::prefetch;
 use crate::tensor::{EXPONENT_BITS, amax_bits};
 
 /// Digits of an activation.
@@ -133,8 +135,19 @@ multiversion! {
     }
 }
 
+/// Bytes that will be wanted soon: those of the first rows, and of as many rows again in every `stride`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// Rows that lie together.
+    pub(crate) height: usize,
+    /// Bytes from there to the next rows that do.
+    pub(crate) stride: usize,
+}
+
 /// Adds the terms of a block of some tokens to their outputs of some rows: `digits` are `[tokens, 3, block]`, each
-/// digit's arranged, `y` is `[tokens, rows]`.
+/// digit's arranged, `y` is `[tokens, rows]`. While a single token is multiplied, as many bytes as the block has are
+/// asked for from `ahead`.
 ///
 /// # Panics
 /// When the lengths do not fit or the block is not of whole words.
@@ -144,6 +157,7 @@ pub(crate) fn add_block(
     x: &[Block],
     block: usize,
     grids: &GridBuffer,
+    ahead: Option<Ahead<'_>>,
     y: &mut [f32],
 ) {
     let n = w.rows;
@@ -170,10 +184,10 @@ pub(crate) fn add_block(
         let done = unsafe {
             match block / CHUNK {
                 _ if !block.is_multiple_of(CHUNK) => 0,
-                1 => add_chunks::<1>(w, digits, x, grids, y),
-                2 => add_chunks::<2>(w, digits, x, grids, y),
-                3 => add_chunks::<3>(w, digits, x, grids, y),
-                _ => add_chunks::<4>(w, digits, x, grids, y),
+                1 => add_chunks::<1>(w, digits, x, grids, ahead, y),
+                2 => add_chunks::<2>(w, digits, x, grids, ahead, y),
+                3 => add_chunks::<3>(w, digits, x, grids, ahead, y),
+                _ => add_chunks::<4>(w, digits, x, grids, ahead, y),
             }
         };
         return add_block_portable(w, done, digits, x, block, grids, y);
@@ -218,22 +232,23 @@ fn add_chunks<const CHUNKS: usize>(
     digits: &[i8],
     x: &[Block],
     grids: &GridBuffer,
+    ahead: Option<Ahead<'_>>,
     y: &mut [f32],
 ) -> usize {
     let mut row = 0;
     if x.len() == 1 {
         while row + TILES_OF_ONE * TILE <= w.rows {
-            add_tiles::<CHUNKS, TILES_OF_ONE, true>(w, row, digits, x, grids, y);
+            add_tiles::<CHUNKS, TILES_OF_ONE, true>(w, row, digits, x, grids, ahead, y);
             row += TILES_OF_ONE * TILE;
         }
     } else {
         while row + TILES * TILE <= w.rows {
-            add_tiles::<CHUNKS, TILES, false>(w, row, digits, x, grids, y);
+            add_tiles::<CHUNKS, TILES, false>(w, row, digits, x, grids, None, y);
             row += TILES * TILE;
         }
     }
     while row + TILE <= w.rows {
-        add_tiles::<CHUNKS, 1, false>(w, row, digits, x, grids, y);
+        add_tiles::<CHUNKS, 1, false>(w, row, digits, x, grids, None, y);
         row += TILE;
     }
     row
@@ -250,6 +265,7 @@ fn add_tiles<const CHUNKS: usize, const N: usize, const ONE: bool>(
     digits: &[i8],
     x: &[Block],
     grids: &GridBuffer,
+    ahead: Option<Ahead<'_>>,
     y: &mut [f32],
 ) {
     let (n, words, block) = (w.rows, CHUNKS * WORDS, CHUNKS * CHUNK);
@@ -257,6 +273,10 @@ fn add_tiles<const CHUNKS: usize, const N: usize, const ONE: bool>(
     assert!(digits.len() == x.len() * DIGITS * block && y.len() == x.len() * n);
     let (scales, zeros, zero_points) = (grids.scales(), grids.zeros(), grids.zero_points());
     assert!(scales.len() == n && zeros.len() == n && zero_points.len() == n);
+    let ahead = ahead.map(|ahead| {
+        let at = row / ahead.height * ahead.stride + row % ahead.height * block / 2;
+        ahead.bytes.as_ptr().wrapping_add(at)
+    });
     let low = _mm256_set1_epi8(15);
     let nibbles = |chunk: usize, i: usize, j: usize| {
         // SAFETY: eight words of this line, from row + 8 j on, lie within the words.
@@ -302,6 +322,11 @@ fn add_tiles<const CHUNKS: usize, const N: usize, const ONE: bool>(
                     }
                 };
                 if ONE {
+                    if let Some(ahead) = ahead {
+                        // As many bytes as the words of this step have.
+                        let at = (chunk * WORDS + i) * N * TILE * WORD / 2;
+                        prefetch(ahead.wrapping_add(at), N * TILE * WORD / 2);
+                    }
                     let x = [x(0), x(1)];
                     for j in 0..N {
                         let codes = nibbles(chunk, i, j);
@@ -457,7 +482,7 @@ mod tests {
                 matrix.grids_of_rows(0..n, 0, &mut grids);
                 let w = Words { words: &words, stride: n, rows: n };
                 let mut y = vec![0.25; tokens * n];
-                add_block(w, &digits, &blocks, block, &grids, &mut y);
+                add_block(w, &digits, &blocks, block, &grids, None, &mut y);
                 let mut again = vec![0.25; tokens * n];
                 add_block_portable(w, 0, &digits, &blocks, block, &grids, &mut again);
                 assert_eq!(y, again, "{n} {tokens} {block}");

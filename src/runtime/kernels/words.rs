@@ -76,12 +76,11 @@ fn interleave_avx2(bytes: &[u8], stride: usize, rows: usize, out: &mut [[u8; 4]]
 
 /// Turns the columns of a block of interleaved rows, `[columns, half]` bytes with rows `d` and `d + half` in the
 /// nibbles of byte d, into words of neighbouring rows side by side, `[columns/8, 2 * half]` with `stride` words
-/// from one line to the next. As many bytes of `next` are brought into the cache: what will be turned soon, and no
-/// processor foresees where that is.
+/// from one line to the next.
 ///
 /// # Panics
 /// When the lengths do not fit or columns are left over.
-pub(crate) fn interleave_block(bytes: &[u8], next: &[u8], half: usize, out: &mut [[u8; 4]], stride: usize) {
+pub(crate) fn interleave_block(bytes: &[u8], half: usize, out: &mut [[u8; 4]], stride: usize) {
     let words = bytes.len() / (half * WORD);
     assert!(
         bytes.len() == words * WORD * half
@@ -97,9 +96,9 @@ pub(crate) fn interleave_block(bytes: &[u8], next: &[u8], half: usize, out: &mut
         #[allow(unsafe_code)]
         unsafe {
             match half {
-                32 => return interleave_block_avx2::<32>(bytes, next, out, stride),
+                32 => return interleave_block_avx2::<32>(bytes, out, stride),
                 // Two words at a time; the last one may be alone.
-                _ => interleave_block_avx2::<16>(bytes, next, out, stride),
+                _ => interleave_block_avx2::<16>(bytes, out, stride),
             }
         }
         return interleave_block_portable(bytes, half, words / 2 * 2, out, stride);
@@ -123,7 +122,7 @@ fn interleave_block_portable(bytes: &[u8], half: usize, first: usize, out: &mut 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 #[allow(unsafe_code)]
-fn interleave_block_avx2<const HALF: usize>(bytes: &[u8], next: &[u8], out: &mut [[u8; 4]], stride: usize) {
+fn interleave_block_avx2<const HALF: usize>(bytes: &[u8], out: &mut [[u8; 4]], stride: usize) {
     const { assert!(HALF == 16 || HALF == 32) };
     let at_once = 32 / HALF;
     let words = bytes.len() / (HALF * WORD) / at_once * at_once;
@@ -138,7 +137,6 @@ fn interleave_block_avx2<const HALF: usize>(bytes: &[u8], next: &[u8], out: &mut
             // SAFETY: column j of word w, and of the next where two are taken at once, lies within the bytes.
             columns[j] = unsafe {
                 let at = bytes.as_ptr().add((w * WORD + j) * HALF);
-                _mm_prefetch::<_MM_HINT_T1>(next.as_ptr().wrapping_add(w * WORD * HALF + j * 32).cast());
                 match HALF {
                     16 => _mm256_set_m128i(
                         _mm_loadu_si128(at.add(WORD * HALF).cast()),
@@ -204,7 +202,7 @@ mod tests {
             let byte = |i: usize| code(i % half, i / half) | code(i % half + half, i / half) << 4;
             let bytes: Vec<u8> = (0..words * WORD * half).map(byte).collect();
             let mut out = vec![[0xff; 4]; words * stride];
-            interleave_block(&bytes, &[], half, &mut out, stride);
+            interleave_block(&bytes, half, &mut out, stride);
             for (i, word) in out.iter().enumerate() {
                 let expected = match (i % stride, i / stride * WORD) {
                     (r, k) if r < rows => {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::split_rows_by;
 use crate::error::{InputError, Result};
 use crate::pack::{CodeLayout, Int4Matrix};
+use crate::runtime::kernels::fixed_point::Ahead;
 use crate::runtime::kernels::int4::{WORD, Words};
 use crate::runtime::kernels::words::{interleave, interleave_block};
 
@@ -17,7 +18,7 @@ const ROWS_OF_COLUMNS: usize = 128;
 const ROWS_OF_BLOCKS: usize = 128;
 /// The same where many tokens share what was unpacked.
 const ROWS_FOR_MANY: usize = 32;
-/// How many columns ahead of what is turned into words the following ones are asked for.
+/// How many columns ahead of what is multiplied the following ones are asked for.
 const COLUMNS_AHEAD: usize = 256;
 /// Columns that are brought into words together.
 const COLUMNS: usize = 128;
@@ -95,6 +96,17 @@ impl<'a> Int4Blocks<'a> {
         }
     }
 
+    /// Where the codes of some rows lie that will be wanted a little after those of block `b`: some columns further,
+    /// or past the end of the rows the first ones of the rows that follow. No processor foresees that.
+    pub(super) fn ahead(&self, rows: &Range<usize>, b: usize) -> Option<Ahead<'a>> {
+        let CodeLayout::Blocks { rows: height } = self.matrix.codes().layout() else { return None };
+        let (k, half) = (self.matrix.shape()[1], height / 2);
+        let column = b * self.block + COLUMNS_AHEAD;
+        let skip = if column < k { 0 } else { rows.len().saturating_sub(height) / 2 * k };
+        let bytes = self.matrix.codes().bytes().get(rows.start * k / 2 + column * half + skip..)?;
+        Some(Ahead { bytes, height, stride: half * k })
+    }
+
     /// The codes of some rows and blocks as words.
     fn words<'s>(
         &self,
@@ -122,13 +134,7 @@ impl<'a> Int4Blocks<'a> {
                 for first in (0..n).step_by(height) {
                     let block = &bytes[(rows.start + first) * k / 2..][..half * k];
                     let block = &block[columns.start * half..columns.end * half];
-                    // Some columns further in the block, or past its end the first of the block that comes next
-                    // in its place.
-                    let ahead = columns.start + COLUMNS_AHEAD;
-                    let skip = if ahead < k { 0 } else { (n / height - 1) * half * k };
-                    let next = (rows.start + first) * k / 2 + ahead * half + skip;
-                    let next = bytes.get(next..).unwrap_or_default();
-                    interleave_block(block, next, half, &mut words[first..], n);
+                    interleave_block(block, half, &mut words[first..], n);
                 }
             }
             CodeLayout::Rows => {

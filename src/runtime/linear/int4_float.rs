@@ -104,6 +104,7 @@ impl Linear for Int4FloatLinear<'_> {
                         &x.blocks[b * tokens..][..tokens],
                         block,
                         grids,
+                        self.0.ahead(&rows, b),
                         out,
                     );
                 }
