@@ -32,8 +32,7 @@ pub use forward::{Edge, LayerEdge, argmax};
 pub use gelu::Gelu;
 pub use linear::{
     BlockLinear, FloatLinear, Int4FloatLinear, Int4Linear, Int8FloatLinear, Int8Linear, Linear,
-    StackedLinear, multiply_by_decoded_blocks, multiply_by_decoded_rows, packed_linear,
-    packed_linear_on_floats, split_rows,
+    StackedLinear, multiply_by_decoded_rows, packed_linear, packed_linear_on_floats, split_rows,
 };
 pub use model::{LayerParts, Model, ModelParts};
 pub(crate) use rope::{Angles, Rope};

@@ -177,30 +177,16 @@ pub fn multiply_by_decoded_rows(
     y: &mut [f32],
     decode: impl Fn(usize, Range<usize>, &mut [f32]) + Sync,
 ) {
-    multiply_by_decoded_blocks(x, in_features, rows, y, |rows, k, out| {
-        for (row, out) in rows.zip(out.chunks_exact_mut(k.len())) {
-            decode(row, k.clone(), out);
-        }
-    });
-}
-
-/// The same for weights of which neighbouring rows are decoded together: `decode(rows, columns, out)`
-/// writes `[rows.len(), columns.len()]`.
-///
-/// # Panics
-/// When the lengths do not fit.
-pub fn multiply_by_decoded_blocks(
-    x: &[f32],
-    in_features: usize,
-    rows: Range<usize>,
-    y: &mut [f32],
-    decode: impl Fn(Range<usize>, Range<usize>, &mut [f32]) + Sync,
-) {
     let x = Rows::dense(x, in_features);
     assert_eq!(y.len(), x.count() * rows.len(), "x and y differ in tokens");
     split_rows(x.count(), rows, y, |panel: &mut Vec<f32>, rows, out| {
         let n = rows.len();
-        dot::multiply_decoded(x, n, |k, panel| decode(rows.clone(), k, panel), panel, out, n);
+        let decode_all = |k: Range<usize>, panel: &mut [f32]| {
+            for (row, out) in rows.clone().zip(panel.chunks_exact_mut(k.len())) {
+                decode(row, k.clone(), out);
+            }
+        };
+        dot::multiply_decoded(x, n, decode_all, panel, out, n);
     });
 }
 
