@@ -42,6 +42,7 @@ pub(super) fn check() -> Result<()> {
     let metadata: Value =
         serde_json::from_str(&output(cargo().args(["metadata", "--locked", "--format-version=1"]))?)?;
     let packages = metadata["packages"].as_array().context("cargo metadata: no packages")?;
+    let promised = version(&promised_compiler()?);
     for package in packages {
         let name = package["name"].as_str().unwrap_or_default();
         let source = package["source"].as_str();
@@ -49,6 +50,12 @@ pub(super) fn check() -> Result<()> {
         ensure!(source.is_none_or(|s| s == REGISTRY), "{name}: comes from {source:?}");
         let licence = package["license"].as_str().with_context(|| format!("{name}: no licence is stated"))?;
         ensure!(is_allowed(licence), "{name}: {licence:?} is none of {LICENCES:?}");
+        if let Some(needed) = package["rust_version"].as_str() {
+            ensure!(
+                version(needed) <= promised,
+                "{name}: needs Rust {needed}, which is newer than Cargo.toml's"
+            );
+        }
     }
     let denies = cargo().args(["deny", "--version"]).output().is_ok_and(|o| o.status.success());
     if denies {
@@ -101,11 +108,24 @@ fn is_allowed(expression: &str) -> bool {
     all
 }
 
-/// Builds the binary with the oldest compiler that Cargo.toml promises, where rustup has it.
-pub(super) fn oldest_compiler() -> Result<()> {
+/// The oldest compiler that Cargo.toml promises.
+fn promised_compiler() -> Result<String> {
     let manifest = std::fs::read_to_string(root().join("Cargo.toml"))?;
     let promised = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "));
-    let version = promised.context("Cargo.toml: no rust-version")?.trim_matches('"').to_owned();
+    Ok(promised.context("Cargo.toml: no rust-version")?.trim_matches('"').to_owned())
+}
+
+/// A version in the order of versions; 1.89 is 1.89.0.
+fn version(text: &str) -> Vec<u32> {
+    let mut parts: Vec<u32> = text.split('.').map(|part| part.parse().unwrap_or(u32::MAX)).collect();
+    parts.resize(3, 0);
+    parts
+}
+
+/// Builds the binary with the oldest compiler that Cargo.toml promises, where rustup has it. Elsewhere clippy
+/// has looked for newer parts of the standard library, and [`check`] at what dependencies ask for.
+pub(super) fn oldest_compiler() -> Result<()> {
+    let version = promised_compiler()?;
     let toolchains = program("rustup").args(["toolchain", "list"]).output();
     let toolchains = toolchains.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
     let Some(toolchain) = toolchains
@@ -172,6 +192,14 @@ mod tests {
         ] {
             assert!(!is_allowed(refused), "{refused}");
         }
+    }
+
+    #[test]
+    fn versions_are_in_their_order() {
+        assert!(version("1.9") < version("1.89"));
+        assert!(version("1.89") < version("1.89.1"));
+        assert_eq!(version("1.89"), version("1.89.0"));
+        assert!(version("1.90-nightly") > version("1.95"));
     }
 
     #[test]
