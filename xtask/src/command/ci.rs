@@ -5,10 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::process::{cargo, output, program, release_binary, root, run};
 use super::{oracle, supply_chain};
+
+/// The crate of the fuzz targets, a workspace of its own.
+const FUZZ_TARGETS: &str = "xtask/fuzz/Cargo.toml";
 
 /// No options.
 #[derive(clap::Args)]
@@ -16,13 +19,17 @@ pub(crate) struct Args {}
 
 pub(crate) fn run_all(_args: &Args) -> Result<()> {
     type Step = fn() -> Result<()>;
-    let steps: [(&str, Step); 9] = [
-        ("format", || run(cargo().args(["fmt", "--all", "--check"]))),
+    let steps: [(&str, Step); 10] = [
+        ("format", || {
+            run(cargo().args(["fmt", "--all", "--check"]))?;
+            run(cargo().args(["fmt", "--check", "--manifest-path", FUZZ_TARGETS]))
+        }),
         ("lock file", || output(cargo().args(["metadata", "--locked", "--format-version=1"])).map(drop)),
         ("clippy", || {
             run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
         }),
         ("tests", || run(cargo().args(["test", "--workspace", "--locked"]))),
+        ("fuzz targets", fuzz_targets),
         ("docs", || {
             run(cargo()
                 .args(["doc", "--workspace", "--no-deps", "--locked"])
@@ -41,6 +48,24 @@ pub(crate) fn run_all(_args: &Args) -> Result<()> {
         println!("== {name}: {:.0} s", began.elapsed().as_secs_f64());
     }
     println!("== all passed in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The fuzz targets compile, and are those of `cargo xtask fuzz`. Running them takes cargo-fuzz.
+fn fuzz_targets() -> Result<()> {
+    let mut clippy = cargo();
+    clippy.args(["clippy", "--locked", "--no-default-features", "--manifest-path", FUZZ_TARGETS]);
+    run(clippy.args(["--target-dir", "target", "--", "-D", "warnings"]))?;
+    let mut metadata = cargo();
+    metadata.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path", FUZZ_TARGETS]);
+    let metadata: serde_json::Value = serde_json::from_str(&output(&mut metadata)?)?;
+    let targets = metadata["packages"][0]["targets"].as_array().context("cargo metadata: no targets")?;
+    let binaries = targets.iter().filter(|target| target["kind"][0] == "bin");
+    let mut names: Vec<_> = binaries.filter_map(|target| target["name"].as_str()).collect();
+    let mut expected = xtask::fuzz::NAMES.to_vec();
+    names.sort_unstable();
+    expected.sort_unstable();
+    ensure!(names == expected, "{FUZZ_TARGETS}: has the targets {names:?}");
     Ok(())
 }
 

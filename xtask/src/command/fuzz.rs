@@ -1,5 +1,7 @@
 //! `cargo xtask fuzz`: damaged files before everything that reads them.
 
+mod guided;
+
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -19,16 +21,28 @@ pub(crate) struct Args {
     /// First seed; the others follow it
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Let libFuzzer choose the damage by what it reaches (needs cargo-fuzz and a C++ compiler)
+    #[arg(long)]
+    guided: bool,
+    /// Tell which lines of the readers the files reach that guided runs kept (needs LLVM's tools)
+    #[arg(long, conflicts_with_all = ["guided", "runs", "seed"])]
+    coverage: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let binary = release_binary()?;
-    // A panic is caught and told with its seed.
-    std::panic::set_hook(Box::new(|_| {}));
     let names: Vec<&str> = match args.target.is_empty() {
         true => NAMES.to_vec(),
         false => args.target.iter().map(String::as_str).collect(),
     };
+    if args.guided {
+        return guided::run_targets(&binary, &names, args.seed, args.runs);
+    }
+    if args.coverage {
+        return guided::coverage(&binary, &names);
+    }
+    // A panic is caught and told with its seed.
+    std::panic::set_hook(Box::new(|_| {}));
     let mut bad = 0;
     for name in names {
         let start = Instant::now();

@@ -35,11 +35,18 @@ const TOKENS: [&str; 28] = [
     "}",
 ];
 
+/// What is put in place of numbers and texts, as a dictionary in libFuzzer's format.
+pub fn dictionary() -> String {
+    TOKENS.iter().map(|token| format!("\"{}\"\n", token.replace('\\', "\\\\").replace('"', "\\\""))).collect()
+}
+
 /// Draws damage; the same seed draws the same.
-pub(super) struct Damage(ChaCha8Rng);
+#[derive(Debug)]
+pub struct Damage(ChaCha8Rng);
 
 impl Damage {
-    pub(super) fn new(seed: u64) -> Self {
+    /// Damage of a seed.
+    pub fn new(seed: u64) -> Self {
         Self(ChaCha8Rng::seed_from_u64(seed))
     }
 
@@ -55,7 +62,7 @@ impl Damage {
     }
 
     /// The bytes with one to five changes, most of them small.
-    pub(super) fn damaged(&mut self, whole: &[u8]) -> Vec<u8> {
+    pub fn damaged(&mut self, whole: &[u8]) -> Vec<u8> {
         let mut bytes = whole.to_vec();
         for _ in 0..=self.below(5) {
             self.change(&mut bytes);

@@ -3,18 +3,20 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use spark_convert::artifact::Manifest;
 use spark_convert::calibrate::Importance;
 use spark_convert::checkpoint::Checkpoint;
-use spark_convert::interpreter::Session;
+use spark_convert::interpreter::{Session, Tensor};
 use spark_convert::npu::runner::OpenedExport;
-use spark_convert::onnx::Model;
+use spark_convert::onnx::{Model, ValueInfo};
 use spark_convert::opened::Opened;
 use spark_convert::spark::{SparkConfig, tensor_specs};
 use spark_convert::tokenize::{Chat, ChatTemplate, Tokenizer};
 
+use super::memory;
 use crate::fixtures::FixtureSpec;
 use crate::gguf::{Gguf, Kind, Pair};
 
@@ -33,6 +35,18 @@ pub const NAMES: [&str; 12] = [
     "gguf",
     "imatrix",
 ];
+
+/// Longest that reading one small file may take, on a busy machine.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// How a file was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Read {
+    /// It was taken for good.
+    pub accepted: bool,
+    /// Most bytes of memory that were held at once.
+    pub peak_bytes: u64,
+}
 
 /// One kind of file with the reader that is tried on it.
 pub struct Target {
@@ -67,7 +81,7 @@ impl Target {
         let model = root.path().join(MODEL);
         FixtureSpec::tiny().write(&model)?;
         const QUANTIZE: &[&str] = &["quantize", "--scheme", "w4a8", "--group-size", "32"];
-        const EXPORT: &[&str] = &["export-npu", "--precision", "fp32", "--context", "16"];
+        const EXPORT: &[&str] = &["export-npu", "--precision", "fp32", "--context", "16", "--prefill", "2"];
         let (made_by, file) = match name {
             "safetensors" => (None, FIRST_SHARD),
             "index" => (None, "model.safetensors.index.json"),
@@ -105,17 +119,43 @@ impl Target {
             "onnx" => fs::read(model.join("step/model.data"))?,
             _ => Vec::new(),
         };
-        Ok(Self { name, file, head, tail, beside: bytes_below(&model)?, data, root })
+        let target = Self { name, file, head, tail, beside: bytes_below(&model)?, data, root };
+        target.read(target.whole()).with_context(|| format!("{name}: the undamaged file is refused"))?;
+        Ok(target)
     }
 
     /// The part of the undamaged file that is parsed.
-    pub(super) fn whole(&self) -> &[u8] {
+    pub fn whole(&self) -> &[u8] {
         &self.head
+    }
+
+    /// Reads a file that begins with these bytes, and holds the reader against its promises. Panics when
+    /// the reader does.
+    ///
+    /// # Errors
+    /// What must not be: a refusal that is not one line, too long a time, too much memory.
+    pub fn try_on(&self, head: &[u8]) -> Result<Read, String> {
+        let start = Instant::now();
+        let (read, peak_bytes) = memory::peak(|| self.read(head));
+        let time = start.elapsed();
+        if let Err(refusal) = &read {
+            let line = refusal.to_string();
+            if line.is_empty() || line.contains('\n') {
+                return Err(format!("the refusal is not one line: {line:?}"));
+            }
+        }
+        if time > LONGEST {
+            return Err(format!("took {time:?}"));
+        }
+        if peak_bytes > self.memory_bound(head.len()) {
+            return Err(format!("held {peak_bytes} bytes for a file of {}", head.len()));
+        }
+        Ok(Read { accepted: read.is_ok(), peak_bytes })
     }
 
     /// What reading a file may take: JSON as a tree is some tens of times its text, and the rest of the
     /// directory is read with it.
-    pub(super) fn memory_bound(&self, len: usize) -> u64 {
+    fn memory_bound(&self, len: usize) -> u64 {
         (16 << 20) + 256 * len as u64 + 64 * self.beside
     }
 
@@ -123,9 +163,16 @@ impl Target {
     ///
     /// # Errors
     /// When it is refused.
-    pub(super) fn read(&self, head: &[u8]) -> Result<()> {
+    fn read(&self, head: &[u8]) -> Result<()> {
         let dir = self.root.path().join(MODEL);
         let write = |bytes: &[u8]| fs::write(dir.join(self.file), [bytes, &self.tail].concat());
+        // A length in front that was left as it was is made to fit, or nothing but the length would be tried.
+        let fitted = |bytes: &[u8]| match bytes.split_at_checked(8) {
+            Some((length, text)) if length == &self.head[..8] => {
+                [(text.len() as u64).to_le_bytes().as_slice(), text].concat()
+            }
+            _ => bytes.to_vec(),
+        };
         match self.name {
             "config" => {
                 let config = SparkConfig::parse(&serde_json::from_slice(head)?)?;
@@ -152,11 +199,21 @@ impl Target {
             }
             "npu-manifest" => {
                 write(head)?;
-                OpenedExport::open(&dir)?.runner()?;
+                let export = OpenedExport::open(&dir)?;
+                let mut runner = export.runner()?;
+                runner.prompt(&[export.embedding(3)?, export.embedding(17)?, export.embedding(42)?])?;
+                runner.step(&export.embedding(3)?)?;
             }
             "onnx" => {
                 let model = Model::decode(head, "model.data")?;
-                Session::new(&model, &self.data)?;
+                let session = Session::new(&model, &self.data)?;
+                let zeros = |input: &ValueInfo| -> Result<_> {
+                    let count = input.shape.iter().try_fold(input.element.bytes(), |n, d| n.checked_mul(*d));
+                    // What a caller makes of a shape is the caller's.
+                    let zeros = vec![0; count.filter(|n| *n <= 1 << 20).context("a large input")?];
+                    Ok((input.name.clone(), Tensor::from_le_bytes(input.element, &*input.shape, &zeros)?))
+                };
+                session.run(&session.inputs().map(zeros).collect::<Result<_>>()?)?;
             }
             "gguf" => {
                 write(head)?;
@@ -166,9 +223,17 @@ impl Target {
                 let config = serde_json::from_slice(&fs::read(dir.join("config.json"))?)?;
                 Importance::parse("imatrix.dat", head, &SparkConfig::parse(&config)?)?;
             }
-            "artifact-config" | "artifact-weights" => {
+            "artifact-config" => {
                 write(head)?;
                 Opened::open(&dir)?.model()?;
+            }
+            "artifact-weights" => {
+                write(&fitted(head))?;
+                Opened::open(&dir)?.model()?;
+            }
+            "safetensors" => {
+                write(&fitted(head))?;
+                Checkpoint::open(&dir)?;
             }
             _ => {
                 write(head)?;

@@ -1,0 +1,5 @@
+//! An importance matrix.
+
+#![no_main]
+
+xtask_fuzz::target!("imatrix");

@@ -1,0 +1,5 @@
+//! tokenizer.json.
+
+#![no_main]
+
+xtask_fuzz::target!("tokenizer");
