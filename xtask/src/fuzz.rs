@@ -35,9 +35,11 @@ pub struct Outcome {
 /// When there is no such target, or its files cannot be made.
 pub fn run(binary: &Path, name: &str, first_seed: u64, runs: u64) -> Result<Outcome> {
     let target = Target::new(binary, name)?;
+    let wholes = target.wholes();
     let mut outcome = Outcome::default();
     for seed in first_seed..first_seed.saturating_add(runs) {
-        let bytes = Damage::new(seed).damaged(target.whole());
+        let whole = &wholes[usize::try_from(seed).unwrap_or(0) % wholes.len()];
+        let bytes = Damage::new(seed).damaged(whole);
         let tried = catch_unwind(AssertUnwindSafe(|| target.try_on(&bytes)));
         outcome.runs += 1;
         match tried {

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
 use spark_convert::artifact::Manifest;
 use spark_convert::calibrate::Importance;
 use spark_convert::checkpoint::Checkpoint;
@@ -55,8 +56,9 @@ pub struct Target {
     root: tempfile::TempDir,
     /// The damaged file, relative to the directory that is opened.
     file: &'static str,
-    /// The part of the undamaged file that is parsed, and what follows it.
-    head: Vec<u8>,
+    /// Undamaged files, as far as they are parsed; the first is the one of the directory.
+    wholes: Vec<Vec<u8>>,
+    /// What follows in the file, which is data.
     tail: Vec<u8>,
     /// Bytes of the whole directory, which is read with it.
     beside: u64,
@@ -80,8 +82,11 @@ impl Target {
         let root = tempfile::tempdir()?;
         let model = root.path().join(MODEL);
         FixtureSpec::tiny().write(&model)?;
-        const QUANTIZE: &[&str] = &["quantize", "--scheme", "w4a8", "--group-size", "32"];
-        const EXPORT: &[&str] = &["export-npu", "--precision", "fp32", "--context", "16", "--prefill", "2"];
+        // Between them 4-bit and 8-bit modules, and the operators of both operator sets.
+        const QUANTIZE: &[&str] = &["quantize", "--scheme", "w4a8", "--group-size", "32", "--head", "int8"];
+        const EXPORT: &[&str] = &["export-npu", "--context", "16", "--prefill", "2", "--calib-tokens", "64"];
+        const EXPORT_OLDER: &[&str] =
+            &["export-npu", "--context", "16", "--dialect", "qdq21", "--calib-tokens", "64"];
         let (made_by, file) = match name {
             "safetensors" => (None, FIRST_SHARD),
             "index" => (None, "model.safetensors.index.json"),
@@ -94,7 +99,7 @@ impl Target {
             "npu-manifest" => (Some(EXPORT), "manifest.json"),
             "gguf" => (None, GGUF),
             "imatrix" => (None, "imatrix.dat"),
-            _ => (Some(EXPORT), "step/model.onnx"),
+            _ => (Some(EXPORT_OLDER), "step/model.onnx"),
         };
         if let Some(arguments) = made_by {
             make(binary, arguments, &model, &root.path().join("artifact"))?;
@@ -115,18 +120,26 @@ impl Target {
             _ => head.len(),
         };
         let tail = head.split_off(parsed);
+        let mut wholes = vec![head];
+        match name {
+            "chat-template" => wholes.push(rich_template(&wholes[0])?),
+            "imatrix" => wholes.push(importance_gguf(&model)?),
+            _ => (),
+        }
         let data = match name {
             "onnx" => fs::read(model.join("step/model.data"))?,
             _ => Vec::new(),
         };
-        let target = Self { name, file, head, tail, beside: bytes_below(&model)?, data, root };
-        target.read(target.whole()).with_context(|| format!("{name}: the undamaged file is refused"))?;
+        let target = Self { name, file, wholes, tail, beside: bytes_below(&model)?, data, root };
+        for whole in &target.wholes {
+            target.read(whole).with_context(|| format!("{name}: an undamaged file is refused"))?;
+        }
         Ok(target)
     }
 
-    /// The part of the undamaged file that is parsed.
-    pub fn whole(&self) -> &[u8] {
-        &self.head
+    /// Undamaged files, as far as they are parsed.
+    pub fn wholes(&self) -> &[Vec<u8>] {
+        &self.wholes
     }
 
     /// Reads a file that begins with these bytes, and holds the reader against its promises. Panics when
@@ -168,7 +181,7 @@ impl Target {
         let write = |bytes: &[u8]| fs::write(dir.join(self.file), [bytes, &self.tail].concat());
         // A length in front that was left as it was is made to fit, or nothing but the length would be tried.
         let fitted = |bytes: &[u8]| match bytes.split_at_checked(8) {
-            Some((length, text)) if length == &self.head[..8] => {
+            Some((length, text)) if length == &self.wholes[0][..8] => {
                 [(text.len() as u64).to_le_bytes().as_slice(), text].concat()
             }
             _ => bytes.to_vec(),
@@ -184,12 +197,14 @@ impl Target {
                 tokenizer.decode(&ids)?;
             }
             "chat-template" => {
-                let messages = serde_json::json!([
-                    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"},
-                ]);
-                let messages: Vec<_> = messages.as_array().cloned().unwrap_or_default();
                 let template = ChatTemplate::from_config(head, None)?;
-                template.render(&Chat { messages: &messages, ..Chat::default() })?;
+                let (messages, tools) = conversation();
+                template.render(&Chat {
+                    messages: &messages,
+                    tools: Some(&tools),
+                    add_generation_prompt: true,
+                    enable_thinking: Some(false),
+                })?;
             }
             "manifest" => {
                 // With its hash made right, or nothing but the hash would be tried.
@@ -256,6 +271,43 @@ fn make(binary: &Path, arguments: &[&str], model: &Path, out: &Path) -> Result<(
     Ok(())
 }
 
+/// A conversation with a tool, for templates.
+fn conversation() -> (Vec<Value>, Vec<Value>) {
+    let call =
+        json!({"function": {"name": "tap", "arguments": {"x": 4.5, "on": "home", "deep": [{"y": null}]}}});
+    let messages = vec![
+        json!({"role": "system", "content": "Be brief. "}),
+        json!({"role": "user", "content": "Hello world, you all\nagain"}),
+        json!({"role": "assistant", "content": "<think>hm</think>\n\n", "tool_calls": [call]}),
+        json!({"role": "tool", "content": "done \u{e9}\u{1f600}"}),
+        json!({"role": "assistant", "content": null, "reasoning_content": "so"}),
+    ];
+    let parameters = json!({"properties": {"x": {"type": "number"}, "on": {}}});
+    (messages, vec![json!({"type": "function", "function": {"name": "tap", "parameters": parameters}})])
+}
+
+/// The configuration of a tokenizer with a template that uses most of what the language has.
+fn rich_template(tokenizer_config: &[u8]) -> Result<Vec<u8>> {
+    let mut config: Value = serde_json::from_slice(tokenizer_config)?;
+    let template = json!({"name": "default", "template": include_str!("features.jinja")});
+    config["chat_template"] = json!([{"name": "other", "template": ""}, template]);
+    config["bos_token"] = json!({"content": "<s>", "special": true});
+    Ok(serde_json::to_vec(&config)?)
+}
+
+/// An importance matrix of a model as GGUF.
+fn importance_gguf(model: &Path) -> Result<Vec<u8>> {
+    let mut file = Gguf::of_checkpoint(model, Kind::F32)?;
+    file.pairs = vec![("general.type".to_owned(), Pair::Text("imatrix".to_owned()))];
+    file.tensors.retain(|t| t.shape.len() == 2);
+    for tensor in &mut file.tensors {
+        tensor.name += ".in_sum2";
+        tensor.shape.remove(0);
+        tensor.bytes = (0..tensor.shape[0]).flat_map(|k| (k as f32 + 0.5).to_le_bytes()).collect();
+    }
+    Ok(file.bytes())
+}
+
 /// An importance matrix of a model, in the form that is not GGUF.
 fn importance(model: &Path) -> Result<Vec<u8>> {
     let file = Gguf::of_checkpoint(model, Kind::F32)?;
@@ -276,7 +328,7 @@ fn importance(model: &Path) -> Result<Vec<u8>> {
 /// Returns the bytes of all tensors.
 fn write_gguf(model: &Path) -> Result<usize> {
     let mut file = Gguf::of_checkpoint(model, Kind::Bf16)?;
-    let tokenizer: serde_json::Value = serde_json::from_slice(&fs::read(model.join("tokenizer.json"))?)?;
+    let tokenizer: Value = serde_json::from_slice(&fs::read(model.join("tokenizer.json"))?)?;
     let vocabulary = tokenizer["model"]["vocab"].as_object().context("model.vocab")?;
     // Ordinary tokens are 1, unused ones 5.
     let (mut tokens, mut types) = (vec![String::new(); 448], vec![5; 448]);

@@ -64,14 +64,17 @@ pub(super) fn run_targets(binary: &Path, names: &[&str], seed: u64, runs: u64) -
     for name in names {
         let corpus = place.corpus(name);
         fs::create_dir_all(&corpus)?;
-        let whole = Target::new(binary, name)?.whole().to_vec();
-        fs::write(corpus.join("undamaged"), &whole)?;
+        let wholes = Target::new(binary, name)?.wholes().to_vec();
+        for (i, whole) in wholes.iter().enumerate() {
+            fs::write(corpus.join(format!("undamaged-{i}")), whole)?;
+        }
+        let longest = wholes.iter().map(Vec::len).max().unwrap_or(0);
         let temp = tempfile::tempdir()?;
         let mut fuzz = target(&place.builds(false).join(&triple).join("release").join(name), binary, &temp);
         fuzz.arg(&corpus).args([
             format!("-runs={runs}"),
             format!("-seed={}", seed.wrapping_add(1)),
-            format!("-max_len={}", whole.len() * 2 + 4096),
+            format!("-max_len={}", longest * 2 + 4096),
             format!("-dict={}", place.0.join("dictionary").display()),
             format!("-artifact_prefix={}/found-{name}-", place.0.display()),
             "-timeout=20".to_owned(),
