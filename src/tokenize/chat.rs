@@ -188,7 +188,7 @@ fn template_in(config: &Json) -> Result<&str, ChatError> {
             let names: Vec<_> = list.iter().filter_map(|e| text(e, "name")).collect();
             ChatError::Config(format!(
                 "chat_template has no template named `default`, only [{}]",
-                names.join(", ")
+                one_line(&names.join(", "))
             ))
         })
 }
@@ -355,6 +355,13 @@ mod tests {
         assert_eq!(from_config(&config, None).unwrap(), "plain");
         let e = from_config(&json!({"chat_template": [tool]}), None).unwrap_err().to_string();
         assert!(e.ends_with("no template named `default`, only [tool_use]"), "{e}");
+    }
+
+    #[test]
+    fn names_of_templates_cannot_break_the_line() {
+        let config = json!({"chat_template": [{"name": "a\n\u{1b}[31mb", "template": ""}]});
+        let e = from_config(&config, None).unwrap_err().to_string();
+        assert!(e.ends_with("only [a \u{fffd}[31mb]"), "{e:?}");
     }
 
     #[test]

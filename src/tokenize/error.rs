@@ -64,7 +64,7 @@ pub enum ChatError {
     OutputTooLarge(usize),
 }
 
-/// An error's text on one line, for libraries that write several.
+/// An error's text on one line, for libraries that write several, and for what a file says.
 pub(super) fn one_line(e: &dyn std::fmt::Display) -> String {
-    e.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+    crate::error::one_line(&e.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
 }
