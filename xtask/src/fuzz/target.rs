@@ -68,6 +68,7 @@ pub struct Target {
 
 const MODEL: &str = "model";
 const GGUF: &str = "model.gguf";
+const SINGLE_FILE: &str = "model.safetensors";
 const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
 
 impl Target {
@@ -81,14 +82,19 @@ impl Target {
         };
         let root = tempfile::tempdir()?;
         let model = root.path().join(MODEL);
-        FixtureSpec::tiny().write(&model)?;
+        let fixture = match name {
+            // Without an index, which would refuse most of what is wrong before the header is compared.
+            "safetensors" => FixtureSpec::tiny().single_file().rotary_buffers().mixed(),
+            _ => FixtureSpec::tiny(),
+        };
+        fixture.write(&model)?;
         // Between them 4-bit and 8-bit modules, and the operators of both operator sets.
         const QUANTIZE: &[&str] = &["quantize", "--scheme", "w4a8", "--group-size", "32", "--head", "int8"];
         const EXPORT: &[&str] = &["export-npu", "--context", "16", "--prefill", "2", "--calib-tokens", "64"];
         const EXPORT_OLDER: &[&str] =
             &["export-npu", "--context", "16", "--dialect", "qdq21", "--calib-tokens", "64"];
         let (made_by, file) = match name {
-            "safetensors" => (None, FIRST_SHARD),
+            "safetensors" => (None, SINGLE_FILE),
             "index" => (None, "model.safetensors.index.json"),
             "config" => (None, "config.json"),
             "tokenizer" => (None, "tokenizer.json"),
@@ -115,7 +121,7 @@ impl Target {
         let mut head = fs::read(model.join(file))?;
         // Weights are data; damage to them is what hashes are for.
         let parsed = match file {
-            FIRST_SHARD => header_end(&head)?,
+            FIRST_SHARD | SINGLE_FILE => header_end(&head)?,
             GGUF => head.len() - data_bytes,
             _ => head.len(),
         };
