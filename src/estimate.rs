@@ -14,11 +14,14 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Failure, InputError, Result};
 use crate::formats::{Format, Inputs};
 use crate::guidance::Guidance;
+use crate::npu::Export;
+use crate::npu::weights::{Coding, Weight, WeightEncoder};
 use crate::opened::checkpoint_model;
 use crate::plan::{Action, Plan, Step};
 use crate::quant::gptq::Hessian;
 use crate::runtime::{Rounding, State};
 use crate::spark::Module;
+use crate::tensor::NonFinite;
 
 /// Weights of a module that are encoded for a sample.
 const SAMPLE_WEIGHTS: usize = 4 << 20;
@@ -73,13 +76,7 @@ pub fn quantizing(
         let mut encoder = codec.encoder(source, step.rows.clone(), guidance.choice(step));
         let mut bytes = Vec::new();
         let start = Instant::now();
-        encoder.encode(rows.clone(), &mut bytes).map_err(|bad| {
-            InputError::default()
-                .subject(source.name)
-                .expected("finite weights")
-                .found(format!("{} NaN or infinite, the first at [{}, {}]", bad.count, bad.row, bad.column))
-                .hint("the checkpoint is damaged, or training diverged")
-        })?;
+        encoder.encode(rows.clone(), &mut bytes).map_err(|bad| non_finite(source.name, bad))?;
         seconds += scaled(start, weights as f64 / (rows.len() * step.shape[1]) as f64);
     }
     let hashed = checkpoint.files.total_bytes() + plan.sizes.tensor_bytes;
@@ -112,17 +109,52 @@ pub fn forward(checkpoint: &Checkpoint, tokens: usize, passes: usize) -> Result<
     Ok(scaled(start, (tokens * passes * config.num_hidden_layers()) as f64 / n as f64))
 }
 
-/// Calibrating a graph on so many tokens and writing so many bytes of constants.
+/// Calibrating an export on so many tokens, encoding its weights and writing them.
 ///
 /// # Errors
-/// When the checkpoint is no model.
-pub fn exporting(checkpoint: &Checkpoint, written_bytes: u64, tokens: usize) -> Result<Vec<Phase>> {
-    let hashed = hashing(checkpoint.files.total_bytes() + written_bytes);
-    let mut phases = vec![Phase { phase: "write", seconds: hashed }];
+/// When the checkpoint is no model, or a weight of a sample is NaN or infinite.
+pub fn exporting(checkpoint: &Checkpoint, export: &Export, tokens: usize) -> Result<Vec<Phase>> {
+    // As for [`quantizing`]: the work on a weight depends on the kind of module alone.
+    let mut kinds: BTreeMap<Module, (&Weight, Coding, u64)> = BTreeMap::new();
+    for (graph, layout) in export.graphs.iter().zip(&export.layouts) {
+        for (weight, placed) in graph.weights.iter().zip(&layout.weights) {
+            kinds.entry(weight.module).or_insert((weight, placed.coding, 0)).2 += weight.count();
+        }
+    }
+    let (mut encoding, mut written_bytes) = (0.0, 0);
+    for (weight, coding, count) in kinds.into_values() {
+        let source = checkpoint.tensor(&weight.source);
+        let refuse = |bad| non_finite(source.name, bad);
+        let rows = (SAMPLE_WEIGHTS / weight.columns.max(1)).clamp(1, weight.rows.len());
+        let mut encoder =
+            WeightEncoder::new(source, weight, coding, export.options.method).map_err(refuse)?;
+        let mut bytes = Vec::new();
+        let start = Instant::now();
+        encoder.encode(0..rows, &mut bytes).map_err(refuse)?;
+        encoding += scaled(start, count as f64 / (rows * weight.columns) as f64);
+        written_bytes += count * coding.element().bytes() as u64;
+    }
+    let threads = rayon::current_num_threads();
+    // Codes are hashed as a constant and as a part of their file, by one thread, while others encode.
+    let codes = hashing(2 * written_bytes);
+    let weights = codes.max(encoding + codes / threads as f64);
+    let shards = checkpoint.files.shards.len().clamp(1, threads) as f64;
+    let seconds = weights
+        + hashing(export.data_bytes().saturating_sub(written_bytes))
+        + hashing(checkpoint.files.total_bytes()) / shards;
+    let mut phases = vec![Phase { phase: "write", seconds }];
     if tokens > 0 {
         phases.insert(0, Phase { phase: "calibrate", seconds: forward(checkpoint, tokens, 1)? });
     }
     Ok(phases)
+}
+
+fn non_finite(tensor: &str, bad: NonFinite) -> InputError {
+    InputError::default()
+        .subject(tensor)
+        .expected("finite weights")
+        .found(format!("{} NaN or infinite, the first at [{}, {}]", bad.count, bad.row, bad.column))
+        .hint("the checkpoint is damaged, or training diverged")
 }
 
 /// Calibrating and solving by GPTQ, as [`crate::solve`] does it.

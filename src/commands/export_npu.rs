@@ -59,10 +59,9 @@ pub(super) fn run(args: &ExportNpuArgs) -> anyhow::Result<Exit> {
     if args.dry_run {
         let threads = args.run.threads.threads.map_or_else(rayon::current_num_threads, usize::from);
         let tokens = request.sequences.as_ref().map_or(0, Sequences::total);
-        let export = &request.export;
-        let phases = || estimate::exporting(&request.checkpoint, export.data_bytes(), tokens);
+        let phases = || estimate::exporting(&request.checkpoint, &request.export, tokens);
         let phases = on_threads(args.run.threads, phases)??;
-        print_plan(&request, args.json, peak_bytes(&export.graphs, threads), &phases)?;
+        print_plan(&request, args.json, peak_bytes(&request.export.graphs, threads), &phases)?;
         return Ok(Exit::Done);
     }
     let interrupt = Interrupt::install()?;
