@@ -157,6 +157,17 @@ pub struct EncodingInfo {
     pub zero_point: i64,
 }
 
+/// The smallest and the largest code of a type, as the manifest names it.
+pub fn codes_of(dtype: &str) -> Option<(i64, i64)> {
+    match dtype {
+        "uint8" => Some((0, 255)),
+        "int8" => Some((-128, 127)),
+        "uint16" => Some((0, 65535)),
+        "int16" => Some((-32768, 32767)),
+        _ => None,
+    }
+}
+
 impl From<Encoding> for EncodingInfo {
     fn from(e: Encoding) -> Self {
         Self {

@@ -33,8 +33,10 @@ targets! {
     a_damaged_manifest: "manifest", 500;
     a_damaged_artifact_config: "artifact-config", 500;
     a_damaged_artifact: "artifact-weights", 500;
+    an_artifact_that_verify_looks_at: "artifact-contract", 500;
     a_damaged_export_manifest: "npu-manifest", 500;
     a_damaged_graph: "onnx", 1000;
+    an_export_that_verify_looks_at: "export-contract", 500;
     a_damaged_gguf: "gguf", 1000;
     a_damaged_importance_matrix: "imatrix", 1000;
 }

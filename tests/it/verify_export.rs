@@ -435,3 +435,38 @@ fn clipped_activations_and_wrong_tables_fail_the_gates() {
     let run = verify(&model, "out", &[]).expect(1);
     assert!(run.stdout.contains("gate snr_db >= 22") && run.stdout.contains("FAIL"), "{}", run.stdout);
 }
+
+/// What a runner makes room for, and what it divides by, is refused before it does.
+#[test]
+fn numbers_of_a_manifest_that_its_graphs_do_not_have_are_refused() {
+    let model = exported(&["--prefill", "2"]);
+    let path = model.out().join("manifest.json");
+    let whole = std::fs::read(&path).unwrap();
+    let input = |m: &Value, role: &str| -> usize {
+        m["graphs"][0]["inputs"].as_array().unwrap().iter().position(|i| i["role"] == role).unwrap()
+    };
+    type Damage = fn(&mut Value, usize);
+    let cases: [(&str, Damage, &str); 10] = [
+        ("mask", |m, _| m["masks"]["sliding"]["length"] = json!(1u64 << 62), "masks"),
+        ("mask", |m, _| m["prefill"]["masks"]["full"]["length"] = json!(1u64 << 62), "masks"),
+        ("mask", |m, i| m["graphs"][0]["inputs"][i]["shape"][0] = json!(1_048_577), "mask_sliding"),
+        ("hidden", |m, _| m["prefill"]["rows"] = json!(u64::MAX / 2), "model.hidden"),
+        ("rope_cos", |m, _| m["rope"]["full"]["rotary_dim"] = json!(u64::MAX), "rope"),
+        ("hidden", |m, i| m["graphs"][0]["inputs"][i]["encoding"]["zero_point"] = json!(i64::MAX), "65535"),
+        ("hidden", |m, i| m["graphs"][0]["inputs"][i]["encoding"]["scale"] = json!(0.0), "positive scale"),
+        ("hidden", |m, i| m["graphs"][0]["inputs"][i]["encoding"]["dtype"] = json!("int36"), "int36"),
+        ("hidden", |m, i| m["graphs"][0]["inputs"][i]["name"] = json!("other"), "other"),
+        ("key_cache", |m, i| m["graphs"][0]["inputs"][i]["dtype"] = json!("uint16"), "uint16"),
+    ];
+    for (role, damage, named) in cases {
+        let mut manifest: Value = serde_json::from_slice(&whole).unwrap();
+        let at = input(&manifest, role);
+        damage(&mut manifest, at);
+        std::fs::write(&path, serde_json::to_vec(&manifest).unwrap()).unwrap();
+        let opened = OpenedExport::open(&model.out()).and_then(|export| export.runner().map(drop));
+        let refusal = opened.unwrap_err().to_string();
+        assert!(refusal.contains(named), "{role}, {named}: {refusal}");
+    }
+    std::fs::write(&path, whole).unwrap();
+    OpenedExport::open(&model.out()).unwrap().runner().unwrap();
+}

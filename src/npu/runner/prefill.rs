@@ -4,10 +4,6 @@ use super::{CacheInfo, Runner, StepResult, refuse};
 use crate::error::{Failure, Result};
 use crate::npu::manifest::PrefillInfo;
 
-/// Elements of the largest input that is made from what a manifest says; no computed tensor of the
-/// interpreter is larger.
-const MAX_ELEMENTS: usize = 1 << 30;
-
 impl Runner<'_> {
     /// Tokens that the prefill graphs take at once, if the export has them.
     pub fn prefill_rows(&self) -> Option<usize> {
@@ -58,12 +54,10 @@ impl Runner<'_> {
             return Err(Failure::usage(format!("the context of {} tokens is full", manifest.context)));
         }
         let mut stream = hidden.concat();
-        let elements = rows.checked_mul(manifest.model.hidden).filter(|n| *n <= MAX_ELEMENTS);
-        let elements = elements.ok_or_else(|| refuse("prefill.rows", "rows that fit into memory", rows))?;
         if stream.len() != count * manifest.model.hidden {
             return Err(Failure::usage(format!("rows of the embedding have {}", manifest.model.hidden)));
         }
-        stream.resize(elements, 0.0);
+        stream.resize(rows * manifest.model.hidden, 0.0);
         let result = self.pass(&prefill.graphs, &self.prefill, &stream, |index, stream| {
             self.feed(&prefill.graphs[index], stream, rows, |kind| self.prefill_mask(prefill, kind, count))
         })?;
@@ -82,12 +76,9 @@ impl Runner<'_> {
             let expected = format!("{} and {} columns", cache.capacity, prefill.rows);
             return Err(refuse("prefill.masks", &expected, mask.length));
         }
-        let elements = mask.length.checked_mul(prefill.rows).filter(|n| *n <= MAX_ELEMENTS);
-        let elements =
-            elements.ok_or_else(|| refuse("prefill.masks", "rows that fit into memory", mask.length))?;
         #[expect(clippy::cast_possible_truncation, reason = "they were written from f32")]
         let (attend, blocked) = (mask.attend as f32, mask.blocked as f32);
-        let mut values = vec![blocked; elements];
+        let mut values = vec![blocked; mask.length * prefill.rows];
         for (row, columns) in values.chunks_exact_mut(mask.length).enumerate() {
             let own = mask.current_index + row;
             columns[own] = attend;

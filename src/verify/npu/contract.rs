@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::ExportFiles;
 use crate::artifact::Manifest;
 use crate::npu::manifest::{
-    CacheInfo, DECODE_MANIFEST_FILE, DecodeManifest, EncodingInfo, GraphInfo, TensorInfo,
+    CacheInfo, DECODE_MANIFEST_FILE, DecodeManifest, EncodingInfo, GraphInfo, TensorInfo, codes_of,
 };
 use crate::spark::{LayerType, SparkConfig};
 use crate::verify::json_diff::diff;
@@ -434,17 +434,6 @@ fn check_cache_encodings(graph: &GraphInfo, manifest: &DecodeManifest) -> Vec<Fi
 
 /// Whether `low` and `high` have codes, to a step.
 fn holds(encoding: &EncodingInfo, codes: (i64, i64), low: f64, high: f64) -> bool {
-    let real = |code: i64| (code - encoding.zero_point) as f64 * encoding.scale;
+    let real = |code: i64| (code as f64 - encoding.zero_point as f64) * encoding.scale;
     real(codes.0) <= low + encoding.scale && real(codes.1) >= high - encoding.scale
-}
-
-/// The smallest and the largest code of a type, as the manifest names it.
-fn codes_of(dtype: &str) -> Option<(i64, i64)> {
-    match dtype {
-        "uint8" => Some((0, 255)),
-        "int8" => Some((-128, 127)),
-        "uint16" => Some((0, 65535)),
-        "int16" => Some((-32768, 32767)),
-        _ => None,
-    }
 }

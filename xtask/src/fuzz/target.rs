@@ -5,24 +5,27 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 use spark_convert::artifact::Manifest;
 use spark_convert::calibrate::Importance;
-use spark_convert::checkpoint::Checkpoint;
+use spark_convert::checkpoint::{Checkpoint, ModelDir, TensorFiles};
+use spark_convert::formats::from_manifest;
 use spark_convert::interpreter::{Session, Tensor};
 use spark_convert::npu::runner::OpenedExport;
 use spark_convert::onnx::{Model, ValueInfo};
 use spark_convert::opened::Opened;
 use spark_convert::spark::{SparkConfig, tensor_specs};
 use spark_convert::tokenize::{Chat, ChatTemplate, Tokenizer};
+use spark_convert::verify::npu::{ExportFiles, check_export_contract};
+use spark_convert::verify::{Finding, check_contract, read_manifest};
 
 use super::memory;
 use crate::fixtures::FixtureSpec;
 use crate::gguf::{Gguf, Kind, Pair};
 
 /// Every target.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 14] = [
     "safetensors",
     "index",
     "config",
@@ -31,8 +34,10 @@ pub const NAMES: [&str; 12] = [
     "manifest",
     "artifact-config",
     "artifact-weights",
+    "artifact-contract",
     "npu-manifest",
     "onnx",
+    "export-contract",
     "gguf",
     "imatrix",
 ];
@@ -56,6 +61,8 @@ pub struct Target {
     root: tempfile::TempDir,
     /// The damaged file, relative to the directory that is opened.
     file: &'static str,
+    /// What is damaged instead in runs whose bytes begin as JSON does.
+    json_file: Option<&'static str>,
     /// Undamaged files, as far as they are parsed; the first is the one of the directory.
     wholes: Vec<Vec<u8>>,
     /// What follows in the file, which is data.
@@ -64,9 +71,12 @@ pub struct Target {
     beside: u64,
     /// What the weights of a graph lie in.
     data: Vec<u8>,
+    /// Of an artifact, what it was made from, and its manifest.
+    made: Option<(Checkpoint, Manifest)>,
 }
 
 const MODEL: &str = "model";
+const SOURCE: &str = "source";
 const GGUF: &str = "model.gguf";
 const SINGLE_FILE: &str = "model.safetensors";
 const FIRST_SHARD: &str = "model-00001-of-00002.safetensors";
@@ -93,6 +103,11 @@ impl Target {
         const EXPORT: &[&str] = &["export-npu", "--context", "16", "--prefill", "2", "--calib-tokens", "64"];
         const EXPORT_OLDER: &[&str] =
             &["export-npu", "--context", "16", "--dialect", "qdq21", "--calib-tokens", "64"];
+        let json_file = match name {
+            "artifact-contract" => Some("config.json"),
+            "export-contract" => Some("manifest.json"),
+            _ => None,
+        };
         let (made_by, file) = match name {
             "safetensors" => (None, SINGLE_FILE),
             "index" => (None, "model.safetensors.index.json"),
@@ -101,15 +116,22 @@ impl Target {
             "chat-template" => (None, "tokenizer_config.json"),
             "manifest" => (Some(QUANTIZE), "spark-convert.json"),
             "artifact-config" => (Some(QUANTIZE), "config.json"),
-            "artifact-weights" => (Some(QUANTIZE), FIRST_SHARD),
+            "artifact-weights" | "artifact-contract" => (Some(QUANTIZE), FIRST_SHARD),
             "npu-manifest" => (Some(EXPORT), "manifest.json"),
+            "export-contract" => (Some(EXPORT), "step/model.onnx"),
             "gguf" => (None, GGUF),
             "imatrix" => (None, "imatrix.dat"),
             _ => (Some(EXPORT_OLDER), "step/model.onnx"),
         };
-        if let Some(arguments) = made_by {
-            make(binary, arguments, &model, &root.path().join("artifact"))?;
-        }
+        let made = match made_by {
+            Some(arguments) => {
+                make(binary, arguments, &model, root.path())?;
+                let manifest = read_manifest(&ModelDir::open(&model)?)?;
+                let manifest = manifest.map_err(|finding| anyhow!("{finding}"))?;
+                Some((Checkpoint::open(&root.path().join(SOURCE))?, manifest))
+            }
+            None => None,
+        };
         let data_bytes = match name {
             "gguf" => write_gguf(&model)?,
             "imatrix" => {
@@ -132,11 +154,15 @@ impl Target {
             "imatrix" => wholes.push(importance_gguf(&model)?),
             _ => (),
         }
+        if let Some(json) = json_file {
+            wholes.push(fs::read(model.join(json))?);
+        }
         let data = match name {
             "onnx" => fs::read(model.join("step/model.data"))?,
             _ => Vec::new(),
         };
-        let target = Self { name, file, wholes, tail, beside: bytes_below(&model)?, data, root };
+        let beside = bytes_below(root.path())?;
+        let target = Self { name, file, json_file, wholes, tail, beside, data, made, root };
         for whole in &target.wholes {
             target.read(whole).with_context(|| format!("{name}: an undamaged file is refused"))?;
         }
@@ -256,6 +282,24 @@ impl Target {
                 write(head)?;
                 Opened::open(&dir)?.model()?;
             }
+            "artifact-contract" => {
+                match self.json_file.filter(|_| head.starts_with(b"{")) {
+                    Some(json) => fs::write(dir.join(json), head)?,
+                    None => write(&fitted(head))?,
+                }
+                let checked = self.artifact_contract(&ModelDir::open(&dir)?);
+                self.mend(&dir, head, |whole| Ok(write(whole)?))?;
+                refuse(checked?)?;
+            }
+            "export-contract" => {
+                match self.json_file.filter(|_| head.starts_with(b"{")) {
+                    Some(json) => fs::write(dir.join(json), head)?,
+                    None => write(head)?,
+                }
+                let checked = self.export_contract(&ModelDir::open(&dir)?);
+                self.mend(&dir, head, |whole| Ok(write(whole)?))?;
+                refuse(checked?)?;
+            }
             "artifact-weights" => {
                 write(&fitted(head))?;
                 Opened::open(&dir)?.model()?;
@@ -273,14 +317,53 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Puts the undamaged file back in the place of damaged bytes.
+    fn mend(&self, dir: &Path, head: &[u8], write: impl Fn(&[u8]) -> Result<()>) -> Result<()> {
+        match self.json_file.filter(|_| head.starts_with(b"{")) {
+            Some(json) => Ok(fs::write(dir.join(json), &self.wholes[1])?),
+            None => write(&self.wholes[0]),
+        }
+    }
+
+    /// What verify says of a quantized artifact's configuration and tensors.
+    fn artifact_contract(&self, dir: &ModelDir) -> Result<Vec<Finding>> {
+        let (source, manifest) = self.made.as_ref().context("an artifact")?;
+        let format = from_manifest(&manifest.scheme, &manifest.options).map_err(|e| anyhow!(e))?;
+        let files = TensorFiles::open(dir)?;
+        Ok(check_contract(dir, &files, source, None, &*format))
+    }
+
+    /// What verify says of an export's manifest and graphs.
+    fn export_contract(&self, dir: &ModelDir) -> Result<Vec<Finding>> {
+        let (source, manifest) = self.made.as_ref().context("an artifact")?;
+        let (files, mut findings) = ExportFiles::open(dir).map_err(|finding| anyhow!("{finding}"))?;
+        findings.extend(check_export_contract(&files, manifest, source));
+        Ok(findings)
+    }
+}
+
+/// What verify finds, as a refusal of its first finding.
+fn refuse(findings: Vec<Finding>) -> Result<()> {
+    for finding in &findings {
+        let line = finding.to_string();
+        ensure!(!line.is_empty() && !line.contains(char::is_control), "{line}");
+    }
+    match findings.into_iter().next() {
+        Some(first) => bail!("{first}"),
+        None => Ok(()),
+    }
+}
+
 /// Makes an artifact of the model, and puts it in the model's place.
-fn make(binary: &Path, arguments: &[&str], model: &Path, out: &Path) -> Result<()> {
+fn make(binary: &Path, arguments: &[&str], model: &Path, root: &Path) -> Result<()> {
+    let out = &root.join("artifact");
     let mut command = Command::new(binary);
     command.arg(arguments[0]).arg(model).args(&arguments[1..]).arg("--out").arg(out);
     command.args(["--progress", "none"]).env_remove("SPARK_CHECKPOINT");
     let made = command.output().context("cannot start the binary")?;
     ensure!(made.status.success(), "{command:?}: {}", String::from_utf8_lossy(&made.stderr));
-    fs::remove_dir_all(model)?;
+    fs::rename(model, root.join(SOURCE))?;
     fs::rename(out, model)?;
     Ok(())
 }

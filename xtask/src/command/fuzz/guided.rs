@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -83,24 +83,22 @@ pub(super) fn run_targets(binary: &Path, names: &[&str], seed: u64, runs: u64) -
             "-rss_limit_mb=1024".to_owned(),
             "-print_final_stats=1".to_owned(),
         ]);
+        let log_file = place.0.join(format!("{name}.log"));
         let start = Instant::now();
-        let done = fuzz.output().with_context(|| format!("cannot start {fuzz:?}"))?;
-        let log = String::from_utf8_lossy(&done.stderr);
-        fs::write(place.0.join(format!("{name}.log")), &*log)?;
+        let done = fuzz.stderr(fs::File::create(&log_file)?).status();
+        let done = done.with_context(|| format!("cannot start {fuzz:?}"))?;
+        let log = String::from_utf8_lossy(&fs::read(&log_file)?).into_owned();
         let read = log.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
         println!(
             "{name}: {} files, {} kept, {}, {:.0} s",
             read.unwrap_or("?").trim(),
             fs::read_dir(&corpus)?.count(),
-            if done.status.success() { "0 bad" } else { "BAD" },
+            if done.success() { "0 bad" } else { "BAD" },
             start.elapsed().as_secs_f64()
         );
-        if !done.status.success() {
-            for line in
-                log.lines().filter(|l| l.contains("panicked") || l.contains("ERROR:") || l.contains(name))
-            {
-                println!("  {line}");
-            }
+        if !done.success() {
+            let telling = |line: &&str| ["panicked", "ERROR:", name].iter().any(|word| line.contains(word));
+            log.lines().filter(telling).for_each(|line| println!("  {line}"));
             failed.push(*name);
         }
     }
@@ -123,7 +121,8 @@ pub(super) fn coverage(binary: &Path, names: &[&str]) -> Result<()> {
         let mut read = target(&object, binary, &temp);
         read.arg("-runs=0").arg(place.corpus(name));
         read.env("LLVM_PROFILE_FILE", temp.path().join(format!("{name}.profraw")));
-        output(&mut read)?;
+        let done = read.stderr(Stdio::null()).status().with_context(|| format!("cannot start {read:?}"))?;
+        ensure!(done.success(), "{read:?}: {done}; the run that kept its files tells more");
         objects.extend(["--object".into(), object.into_os_string()]);
     }
     let merged = builds.join("merged.profdata");

@@ -1,0 +1,5 @@
+//! What verify reads of an export: manifest and graph.
+
+#![no_main]
+
+xtask_fuzz::target!("export-contract");
