@@ -95,6 +95,12 @@ impl Target {
         let fixture = match name {
             // Without an index, which would refuse most of what is wrong before the header is compared.
             "safetensors" => FixtureSpec::tiny().single_file().rotary_buffers().mixed(),
+            // A layer of each type; with more of them nothing is new but the time it takes.
+            "artifact-contract" | "export-contract" => {
+                FixtureSpec::tiny().sizes(|sizes| sizes.layers = 2).edit_config(|config| {
+                    config["layer_types"] = json!(["sliding_attention", "full_attention"]);
+                })
+            }
             _ => FixtureSpec::tiny(),
         };
         fixture.write(&model)?;
