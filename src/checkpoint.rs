@@ -23,7 +23,7 @@ pub use directory::ModelDir;
 pub use gguf_file::{GgufFile, is_gguf};
 pub use tensor_files::{Shard, TensorEntry, TensorFiles};
 
-use crate::error::{InputError, Result};
+use crate::error::{InputError, Result, one_line};
 use crate::spark::{SparkConfig, TensorSpec};
 use crate::tensor::TensorView;
 
@@ -108,7 +108,8 @@ impl Checkpoint {
         let (side_files, mut notes) = dir.side_files(&files)?;
         notes.splice(0..0, config.notes.iter().cloned());
         notes.extend(files.notes.iter().cloned());
-        notes.extend(inventory.dropped.iter().map(|(name, why)| format!("{name}: not carried over: {why}")));
+        let dropped = inventory.dropped.iter();
+        notes.extend(dropped.map(|(name, why)| format!("{}: not carried over: {why}", one_line(name))));
         let mut dtypes: Vec<_> =
             inventory.specs.iter().filter_map(|s| files.get(&s.name)).map(|t| t.dtype).collect();
         dtypes.sort_by_key(|d| d.to_string());

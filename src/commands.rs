@@ -60,14 +60,30 @@ fn on_threads<T: Send>(threads: ThreadArgs, work: impl FnOnce() -> T + Send) -> 
     Ok(pool.install(work))
 }
 
-/// Writes the result.
+/// Writes the result. Names out of files stand in it, so what could drive a terminal is replaced.
 fn print(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
+    write_out(&text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "\u{fffd}"))
 }
 
 /// Writes the result as JSON.
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    Ok(print(&format!("{}\n", serde_json::to_string_pretty(value)?))?)
+    Ok(print_json_text(&format!("{}\n", serde_json::to_string_pretty(value)?))?)
+}
+
+/// Writes JSON, whose strings escape no more than they must: not what drives a terminal with a code above 126.
+fn print_json_text(json: &str) -> std::io::Result<()> {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c.is_control() && c != '\n' {
+            true => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => text.push(c),
+        }
+    }
+    write_out(&text)
+}
+
+fn write_out(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }

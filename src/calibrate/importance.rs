@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::artifact::{Sha256Hex, hash_bytes};
 use crate::checkpoint::ModelDir;
-use crate::error::{InputError, Result};
+use crate::error::{InputError, Result, one_line};
 use crate::ggml::TensorType;
 use crate::gguf::{self, tensor_name};
 use crate::spark::{Module, SparkConfig, tensor_specs};
@@ -90,8 +90,9 @@ impl Importance {
         };
         if let Some(name) = entries.keys().min() {
             notes.push(format!(
-                "the importance matrix has {} tensors that are not quantized here, {name} among them",
-                entries.len()
+                "the importance matrix has {} tensors that are not quantized here, {} among them",
+                entries.len(),
+                one_line(name)
             ));
         }
         Ok(Self { tensors, head, sha256: hash_bytes(bytes), notes })

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::verify_args::{self as wanted, Outputs};
-use super::{gguf, model_arg, on_threads, print};
+use super::{gguf, model_arg, on_threads, print, print_json_text};
 use crate::artifact::{Manifest, Sha256Hex};
 use crate::checkpoint::{Checkpoint, MANIFEST_FILE, ModelDir, TensorFiles, is_gguf};
 use crate::cli::VerifyArgs;
@@ -193,7 +193,7 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<Exit> {
     let report = Report::new(reference, skipped, verdicts);
     outputs.write(&report)?;
     match args.json {
-        true => print(&report.json()?)?,
+        true => print_json_text(&report.json()?)?,
         false => print(&format!("{}\n", report::text(&report::document(&report))))?,
     }
     let failed: Vec<_> =

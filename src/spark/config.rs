@@ -5,6 +5,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::unread_keys::unread_keys;
+use crate::error::one_line;
 
 /// Largest size accepted for any dimension: far above the family, small enough that products of
 /// three dimensions stay within 64 bits.
@@ -102,8 +103,12 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: expected {}, found {}", self.key, self.expected, self.found)?;
-        if self.hint.is_empty() { Ok(()) } else { write!(f, "; {}", self.hint) }
+        let mut line = format!("{}: expected {}, found {}", self.key, self.expected, self.found);
+        if !self.hint.is_empty() {
+            line = format!("{line}; {}", self.hint);
+        }
+        // JSON strings may hold what drives a terminal.
+        f.write_str(&one_line(&line))
     }
 }
 

@@ -180,3 +180,13 @@ fn unknown_keys_are_noted_and_neutral_ones_passed_over() {
     assert_eq!(config.notes.len(), 1, "{:?}", config.notes);
     assert!(config.notes[0].contains("my_training_run"));
 }
+
+#[test]
+fn names_and_values_cannot_drive_a_terminal() {
+    let mut json = published();
+    json["a\n\u{1b}[31m\u{7f}b"] = json!(1);
+    assert!(SparkConfig::parse(&json).unwrap().notes[0].contains("a\u{fffd}\u{fffd}[31m\u{fffd}b"));
+    json["model_type"] = json!("\u{9b}31m");
+    let error = SparkConfig::parse(&json).unwrap_err().to_string();
+    assert!(error.contains("\u{fffd}31m") && !error.contains(char::is_control), "{error:?}");
+}

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::config::{ConfigError, refuse, shown};
+use crate::error::one_line;
 
 /// Keys that have no effect on inference arithmetic, or that are read elsewhere.
 const INERT_KEYS: &[&str] = &[
@@ -106,6 +107,7 @@ pub(super) fn unread_keys(map: &Map<String, Value>) -> Result<Vec<String>, Confi
             ));
         }
         if !neutral {
+            let key = one_line(key);
             notes.push(format!("config.json: {key} is not a key of this architecture; kept, not read"));
         }
     }

@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use clap::CommandFactory;
 use spark_convert::cli::Cli;
+use xtask::fixtures::FixtureSpec;
 
-use crate::runs::{Model, command, run};
+use crate::runs::{Model, command, edit_json, run};
 
 fn verbs() -> Vec<clap::Command> {
     let mut cli = Cli::command();
@@ -181,4 +182,20 @@ fn a_closed_stderr_changes_nothing() {
         .unwrap();
     assert_eq!(status.code(), Some(0));
     run(model.root.path(), ["inspect", "out"]).expect(0);
+}
+
+/// A name out of a file can neither break a line nor drive the terminal that shows it; JSON keeps it.
+#[test]
+fn names_out_of_files_are_shown_without_control_characters() {
+    const KEY: &str = "key\n\u{1b}[31m\u{7f}\u{9b}x";
+    let model = Model::new(FixtureSpec::tiny());
+    edit_json(&model.dir.join("config.json"), |config| config[KEY] = serde_json::json!(1));
+    for args in [["inspect", "model"].as_slice(), &["quantize", "model", "--scheme", "w8a8", "--dry-run"]] {
+        let run = run(model.root.path(), args).expect(0);
+        let shown = format!("{}{}", run.stdout, run.stderr);
+        assert!(shown.contains("key\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}x is not a key"), "{shown:?}");
+        assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown:?}");
+    }
+    let run = run(model.root.path(), ["inspect", "model", "--json"]).expect(0);
+    assert!(!run.stdout.contains(|c: char| c.is_control() && c != '\n'), "{:?}", run.stdout);
 }

@@ -233,7 +233,9 @@ impl Target {
         match self.name {
             "config" => {
                 let Ok(json) = serde_json::from_slice(head) else { bail!("not JSON") };
-                ensure!(!tensor_specs(&SparkConfig::parse(&json)?).is_empty());
+                let config = SparkConfig::parse(&json)?;
+                ensure!(!tensor_specs(&config).is_empty());
+                look_at(&config.notes)?;
             }
             "tokenizer" => {
                 let tokenizer = Tokenizer::from_json(head, 448)?;
@@ -278,11 +280,11 @@ impl Target {
             }
             "gguf" => {
                 write_with_hole(head)?;
-                Checkpoint::open_gguf(&dir.join(GGUF), None)?;
+                look_at(&Checkpoint::open_gguf(&dir.join(GGUF), None)?.notes)?;
             }
             "imatrix" => {
                 let config = serde_json::from_slice(&fs::read(dir.join("config.json"))?)?;
-                Importance::parse("imatrix.dat", head, &SparkConfig::parse(&config)?)?;
+                look_at(&Importance::parse("imatrix.dat", head, &SparkConfig::parse(&config)?)?.notes)?;
             }
             "artifact-config" => {
                 write(head)?;
@@ -312,11 +314,11 @@ impl Target {
             }
             "safetensors" => {
                 write_with_hole(&fitted(head))?;
-                Checkpoint::open(&dir)?;
+                look_at(&Checkpoint::open(&dir)?.notes)?;
             }
             _ => {
                 write(head)?;
-                Checkpoint::open(&dir)?;
+                look_at(&Checkpoint::open(&dir)?.notes)?;
             }
         }
         Ok(())
@@ -346,6 +348,14 @@ impl Target {
         let (files, mut findings) = ExportFiles::open(dir).map_err(|finding| anyhow!("{finding}"))?;
         findings.extend(check_export_contract(&files, manifest, source));
         Ok(findings)
+    }
+}
+
+/// A note that is not one line is told as a refusal that is none.
+fn look_at(notes: &[String]) -> Result<()> {
+    match notes.iter().find(|note| note.contains(char::is_control)) {
+        Some(note) => bail!("{note}"),
+        None => Ok(()),
     }
 }
 
