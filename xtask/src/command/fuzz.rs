@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Let libFuzzer choose the damage by what it reaches (needs cargo-fuzz and a C++ compiler)
     #[arg(long)]
     guided: bool,
-    /// Tell which lines of the readers the files reach that guided runs kept (needs LLVM's tools)
+    /// Tell how many lines of each reader are reached by the files that guided runs kept (needs LLVM's tools)
     #[arg(long, conflicts_with_all = ["guided", "runs", "seed"])]
     coverage: bool,
 }

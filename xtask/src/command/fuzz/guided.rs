@@ -106,7 +106,7 @@ pub(super) fn run_targets(binary: &Path, names: &[&str], seed: u64, runs: u64) -
     Ok(())
 }
 
-/// Reads what the runs have kept once more, and tells which lines of the readers that reaches.
+/// Reads what the runs have kept once more, and tells how many lines of each reader that reaches.
 pub(super) fn coverage(binary: &Path, names: &[&str]) -> Result<()> {
     let place = Place(root().join("target/fuzz"));
     let builds = place.builds(true);
